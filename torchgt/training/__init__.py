@@ -1,0 +1,1 @@
+"""Training: configuration, systems, the loop, checkpoints, records, and the supervising process."""
