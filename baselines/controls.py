@@ -102,7 +102,7 @@ def random_blocks(graph: Graph, part_N: Tensor, num_parts: int, tile: int, seed:
         The pattern, all pairs of type 0, no global token. Blocks at the edge of a cluster may be smaller; the share of
         a block that a cluster's budget leaves over is carried to the next cluster.
     """
-    generator = torch.Generator().manual_seed(seed % 2**63)
+    generator = torch.Generator().manual_seed(seed)
     n = graph.num_nodes
     members = [(part_N == p).nonzero().flatten() for p in range(num_parts)]
     rows_E = torch.repeat_interleave(torch.arange(n), graph.degrees())

@@ -26,6 +26,7 @@ class RawGP(TransformerSystem):
 
     attention = "full"
     type_bias = True
+    dense_bias = True
     type_bias_init = None
     OPTIONS: dict[str, Any] = {"max_distance": 8}
 

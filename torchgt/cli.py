@@ -89,7 +89,7 @@ def _info(arguments: argparse.Namespace) -> int:
         "edges": f"{graph.num_edges:,} ({'directed' if meta['directed'] else 'symmetric'})",
         "degree": f"largest {int(degrees.max()) if len(degrees) else 0:,}, isolated {int((degrees == 0).sum()):,}",
         "features": str(store.x.shape[1]),
-        "classes": str(meta.get("num_classes") or meta.get("num_tasks")),
+        "outputs": str(store.num_outputs),
         "splits": f"{len(store.splits)} ({meta['split_kind']}): "
         + ", ".join(f"{name} {len(nodes):,}" for name, nodes in store.splits[0].items()),
         "sha256": store.digest,

@@ -20,3 +20,7 @@ def unknown(kind: str, found: object, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(found), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown {kind} {found!r}{hint}; allowed: {', '.join(names)}"
+
+
+class BusyError(RuntimeError):
+    """Another process trains in the same run folder."""

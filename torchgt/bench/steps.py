@@ -129,6 +129,7 @@ class SubsetStore:
     y: Tensor
     splits: list[dict[str, Tensor]]
     digest: str
+    num_outputs: int
 
     @classmethod
     def cut(cls, store: GraphStore, num_nodes: int, seed: int) -> SubsetStore:
@@ -143,7 +144,9 @@ class SubsetStore:
             parts = {name: new_id[members] for name, members in split.items()}
             splits.append({name: ids[ids >= 0] for name, ids in parts.items()})
         graph = store.graph if num_nodes == store.graph.num_nodes else store.graph.subgraph(nodes)
-        return cls(store.name, store.meta, graph, store.x[nodes], store.y[nodes], splits, store.digest)
+        return cls(
+            store.name, store.meta, graph, store.x[nodes], store.y[nodes], splits, store.digest, store.num_outputs
+        )
 
 
 def bench_steps(config: BenchConfig) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class EvaluationConfig:
     every: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
     kind: str = "auto"
-    """whole: one pass over the whole graph; clusters: disjoint cluster sequences; auto: whole where it is affordable."""
+    """whole: one pass over the whole graph; clusters: disjoint cluster sequences; auto: whole where affordable."""
     metric: str | None = None
     """Another metric than the store's own; must fit its target."""
 
@@ -161,7 +161,7 @@ class RunConfig:
     split: int = 0
     """Which of the store's splits."""
     protocol: str = "standard"
-    """standard: the store's split, test at the best validation epoch; artifact: random 60/20/20 and best test, as published."""
+    """standard: the store's split, test at the best validation epoch; artifact: random split and best test, as published."""
     precision: str = "fp32"
     """fp32, bf16 (autocast, float32 parameters) or fp64."""
     device: str = "auto"
@@ -264,11 +264,13 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return None
     for option in options:
         origin = typing.get_origin(option) or option
-        if origin is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
+        if origin in (float, int) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
             try:
-                return float(value)
+                number = float(value)
             except ValueError:
                 continue
+            if origin is float or number.is_integer():
+                return origin(number)
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if origin is int and isinstance(value, float) and value.is_integer():

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchgt.data.store import metrics_for
 from torchgt.errors import ConfigError, unknown
 
-# Metrics that a target has, its default first. All are "higher is better" but the errors in LOWER_IS_BETTER.
+LOWER_IS_BETTER.
 METRICS = {
     "multiclass": ("accuracy",),
     "binary": ("rocauc", "ap", "accuracy"),
@@ -20,8 +21,8 @@ LOWER_IS_BETTER = frozenset({"mae"})
 
 def check_metric(target: str, metric: str) -> str:
     """`metric` if `target` has it, else ConfigError that lists those it has."""
-    if metric not in METRICS[target]:
-        raise ConfigError(f"evaluation.metric: {unknown('metric', metric, METRICS[target])} (target {target!r})")
+    if metric not in metrics_for(target):
+        raise ConfigError(f"evaluation.metric: {unknown('metric', metric, metrics_for(target))} (target {target!r})")
     return metric
 
 

@@ -86,7 +86,7 @@ class RunRecord:
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls.from_dict(values)
-        except (OSError, json.JSONDecodeError, ConfigError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a run record ({error})") from None
 
 

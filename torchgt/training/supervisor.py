@@ -21,7 +21,7 @@ from typing import Any
 from torchgt.training.config import RunConfig
 from torchgt.training.record import RunRecord
 
-EXIT_OK, EXIT_ERROR, EXIT_CONFIG, EXIT_REPORTED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_OK, EXIT_ERROR, EXIT_CONFIG, EXIT_REPORTED, EXIT_BUSY, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 OUT_OF_MEMORY_SIGNS = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
 GRACE_S = 20.0  # for a trainer that was told to stop: it may be writing a checkpoint
 TAIL_LINES = 40
@@ -46,6 +46,8 @@ def supervise(config_file: Path, config: RunConfig, out: Path, run_dir: Path, *,
         return EXIT_INTERRUPTED
     if code in (EXIT_OK, EXIT_CONFIG):
         return code
+    if code == EXIT_BUSY:  # the record is the other process's to write
+        return EXIT_ERROR
     status, error = _diagnose(code, timed_out, failure, tail, config)
     if int(os.environ.get("RANK", 0)) == 0:
         _failed_record(config, status, error, run_dir).write(out)

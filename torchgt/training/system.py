@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from torchgt.conditions import check_conditions
 from torchgt.data.sequences import SequenceSampler
 from torchgt.data.store import GraphStore
 from torchgt.errors import ConfigError, unknown
 from torchgt.graph import Graph
 from torchgt.models import GT, Batch, Graphormer, ModelConfig
+from torchgt.models.config import MODEL_NAMES
 from torchgt.partition import partition_graph
-from torchgt.pattern import AttentionPattern, check_conditions
+from torchgt.pattern import AttentionPattern
 from torchgt.schedule import InterleavedSchedule
 from torchgt.training.config import RunConfig
-from torchgt.training.metrics import METRICS, check_metric, labelled
+from torchgt.training.metrics import check_metric, labelled
 from torchgt.training.registry import register_system
 from torchgt.training.seeds import derive_seed
 
@@ -62,11 +64,13 @@ class System:
             if key not in self.OPTIONS:
                 raise ConfigError(unknown(f"option of system {config.system!r}", key, self.OPTIONS or ["(none)"]))
         self.options = {**self.OPTIONS, **config.options}
+        if config.model not in MODEL_NAMES:
+            raise ConfigError(unknown("model", config.model, MODEL_NAMES))
         if store.meta["task"] != "node":
             raise ConfigError(f"store {store.name!r}: task {store.meta['task']!r}; allowed here: node")
         self.target: str = store.meta["target"]
         self.metric = check_metric(self.target, config.evaluation.metric or store.meta["metric"])
-        self.num_outputs: int = store.meta.get("num_classes") or store.meta["num_tasks"]
+        self.num_outputs: int = store.num_outputs
         self.device = _device(config.device)
         self.dtype = DTYPES[config.precision]
         self.graph: Graph = store.graph
@@ -89,7 +93,7 @@ class System:
 
     def _splits(self) -> dict[str, Tensor]:
         if self.config.protocol == "artifact":  # a fresh random split whatever the store's is, as published
-            generator = torch.Generator().manual_seed(derive_seed(self.config.seed, "artifact split") % 2**63)
+            generator = torch.Generator().manual_seed(derive_seed(self.config.seed, "artifact split"))
             nodes = torch.randperm(self.num_nodes, generator=generator)
             a, b = int(0.6 * len(nodes)), int(0.8 * len(nodes))
             return {"train": nodes[:a], "valid": nodes[a:b], "test": nodes[b:]}
@@ -122,6 +126,12 @@ class System:
         self.sampler = SequenceSampler(
             sequence.kind, self.num_nodes, sequence.tokens, partition=partition, seed=self.config.seed
         )
+        world, sequences = self.parallel.world_size, len(self.sampler.epoch(0))
+        if self.parallelism == "data" and world > sequences:
+            raise ConfigError(
+                f"{world} ranks for {sequences} sequences: system {self.config.system!r} gives each rank its own "
+                "sequence; allowed: at most one rank a sequence (sequence.kind clusters makes more)"
+            )
 
     def uses_clusters(self) -> bool:
         return self.config.sequence.kind == "clusters"
@@ -163,11 +173,6 @@ class System:
         sequences = self.sampler.epoch(epoch)
         world, rank = self.parallel.world_size, self.parallel.rank
         if self.parallelism == "data" and world > 1:
-            if len(sequences) < world:
-                raise ConfigError(
-                    f"{world} ranks for {len(sequences)} sequences: system {self.config.system!r} gives each rank its "
-                    "own sequence; allowed: at most one rank a sequence (sequence.kind clusters makes more)"
-                )
             steps = -(-len(sequences) // world)
             sequences = [
                 sequences[s * world + rank] if s * world + rank < len(sequences) else None for s in range(steps)
@@ -262,6 +267,7 @@ class TransformerSystem(System):
     attention = "topology"
     impl = "auto"
     type_bias = True
+    dense_bias = False  # whether the fully connected pattern has pair types for the biases
     type_bias_init: tuple[float, ...] | None = AUGMENTED_BIAS
     hamiltonian_path = False
 
@@ -326,7 +332,7 @@ class TransformerSystem(System):
             token_offset=offset,
             kind=kind,
             impl="dense" if dense else self.impl,
-            use_type_bias=self.type_bias and (not dense or pattern.pair_type is not None),
+            use_type_bias=self.type_bias and (self.dense_bias or not dense),
             parallel=self.parallel if self.parallel.world_size > 1 else None,
         )
 
@@ -422,5 +428,3 @@ def _device(name: str) -> torch.device:
 
 
 register_system("torchgt", TorchGT)
-
-__all__ = ["METRICS", "GraphSystem", "System", "TorchGT", "TransformerSystem"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -23,7 +24,7 @@ from torchgt.bench.machine import code_provenance, machine_class
 from torchgt.bench.memory import PeakMemory
 from torchgt.bench.timer import StepTimer
 from torchgt.data.store import GraphStore
-from torchgt.errors import ConfigError
+from torchgt.errors import BusyError
 from torchgt.files import write_json_atomic
 from torchgt.models import Batch
 from torchgt.parallel import SequenceParallel, init_distributed
@@ -57,11 +58,16 @@ def train(config: RunConfig, run_dir: str | Path | None = None, *, resume: bool 
         ConfigError, StoreError: the configuration or the store is invalid; nothing was written.
         RefusedError: a valid configuration that cannot run here.
         Interrupted: SIGINT or SIGTERM arrived; the same call resumes.
+        BusyError: another process trains in `run_dir`.
     """
     group = init_distributed()
     trainer = Trainer(config, SequenceParallel(group, strategy=config.parallel.strategy), run_dir)
     with _signals_raise():
-        return trainer.run(resume=resume)
+        try:
+            return trainer.run(resume=resume)
+        finally:
+            if trainer.lock is not None:
+                trainer.lock.release()
 
 
 class Trainer:
@@ -82,6 +88,7 @@ class Trainer:
         self.store.validate()
         self.system: System = factory(config, self.store, parallel)
         self.checkpoints = CheckpointStore(run_dir) if run_dir is not None else None
+        self.lock: FileLock | None = None
         self.timer = StepTimer(self.system.device)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
@@ -102,6 +109,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.optim.lr, weight_decay=config.optim.weight_decay
         )
+        self._lock_run_folder()
         first_epoch = self._resume() if resume else 0
         self.edges_kept = system.edges_kept(system.sampler.epoch(0))
         self.preprocess_s = time.perf_counter() - self.started
@@ -164,6 +172,18 @@ class Trainer:
             self.best = {**scores, "epoch": epoch, "weights": weights}
         self.eval_seconds.append(time.perf_counter() - start)
         return scores
+
+    def _lock_run_folder(self) -> None:
+        """Hold the run folder for as long as this process lives: two trainers would mix their checkpoints."""
+        if self.checkpoints is None or self.parallel.rank:
+            return
+        folder = self.checkpoints.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(folder / ".lock")
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise BusyError(f"another process trains in {folder}") from None
 
     # Checkpoints --------------------------------------------------------------------------------------------------
 
@@ -415,4 +435,4 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, old)
 
 
-__all__ = ["ConfigError", "Interrupted", "Trainer", "learning_rate", "predict", "train", "train_step"]
+__all__ = ["Interrupted", "Trainer", "learning_rate", "predict", "train", "train_step"]

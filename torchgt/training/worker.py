@@ -11,10 +11,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from torchgt.errors import ConfigError, RefusedError
+from torchgt.errors import BusyError, ConfigError, RefusedError
 from torchgt.files import write_json_atomic
 from torchgt.training.config import RunConfig
-from torchgt.training.supervisor import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REPORTED
+from torchgt.training.supervisor import EXIT_BUSY, EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REPORTED
 
 PR_SET_PDEATHSIG = 1
 
@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from torchgt.bench.memory import limit_memory
     from torchgt.data.store import StoreError
+    from torchgt.parallel import shutdown_distributed
     from torchgt.training.trainer import Interrupted, train
 
     try:
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         record = train(config, arguments.run_dir, resume=not arguments.no_resume)
         if int(os.environ.get("RANK", 0)) == 0:
             record.write(arguments.out)
+        shutdown_distributed()
         return EXIT_OK
     except (ConfigError, StoreError) as error:
         print(f"torchgt: {error}", file=sys.stderr)
@@ -50,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     except Interrupted as error:
         print(f"torchgt: {error}; the same command resumes from {arguments.run_dir}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BusyError as error:
+        print(f"torchgt: {error}", file=sys.stderr)
+        return EXIT_BUSY
     except RefusedError as error:
         return _report(arguments.failure, "refused", str(error))
     except Exception as error:
