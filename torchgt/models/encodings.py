@@ -5,6 +5,7 @@ Distances follow the pattern's direction: a step leads from i to j if the graph'
 
 from __future__ import annotations
 
+import graphlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torchgt.graph import Graph
 
 _EIGH_NODES = 2048  # up to here a dense eigendecomposition is quick and needs no convergence
+_BLOCK_BYTES = 64 << 20  # memory for the gathered rows of one block
 
 
 def num_distance_types(max_distance: int) -> int:
@@ -42,7 +44,7 @@ def shortest_path_types(graph: Graph, max_distance: int) -> torch.Tensor:
     if num_nodes == 0:
         return torch.empty((0, 0), dtype=torch.uint8)
     # One bit a pair: row i holds the nodes reached from i, so a whole step for all sources is an OR of rows.
-    reached = np.packbits(np.eye(num_nodes, dtype=bool), axis=1)
+    reached = _pack(np.eye(num_nodes, dtype=bool))
     types = np.full((num_nodes, num_nodes), unreachable, dtype=np.uint8)
     np.fill_diagonal(types, 0)
     for distance in range(1, max_distance + 1):
@@ -50,12 +52,20 @@ def shortest_path_types(graph: Graph, max_distance: int) -> torch.Tensor:
         fresh = wider & ~reached
         if not fresh.any():
             return torch.from_numpy(types)
-        types[np.unpackbits(fresh, axis=1, count=num_nodes).view(bool)] = distance
+        types[_unpack(fresh, num_nodes)] = distance
         reached = wider
-    connected = np.unpackbits(_closure(graph, reached), axis=1, count=num_nodes).view(bool)
-    connected &= ~np.unpackbits(reached, axis=1, count=num_nodes).view(bool)
-    types[connected] = farther
+    types[_unpack(_closure(graph) & ~reached, num_nodes)] = farther
     return torch.from_numpy(types)
+
+
+def _pack(bits: np.ndarray) -> np.ndarray:
+    """bool [R, N] as uint64 [R, N / 64 rounded up]: whole words make the ORs below eight times as fast as bytes."""
+    packed = np.packbits(bits, axis=1)
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
+
+
+def _unpack(words: np.ndarray, num_nodes: int) -> np.ndarray:
+    return np.unpackbits(words.view(np.uint8), axis=1, count=num_nodes).view(bool)
 
 
 def _one_step(graph: Graph, reached: np.ndarray) -> np.ndarray:
@@ -65,7 +75,7 @@ def _one_step(graph: Graph, reached: np.ndarray) -> np.ndarray:
     if len(col) == 0:
         return wider
     rows = np.flatnonzero(np.diff(rowptr))  # reduceat would give an empty row its successor's value
-    edges_per_block = max(1, (64 << 20) // reached.shape[1])
+    edges_per_block = max(1, _BLOCK_BYTES // reached[0].nbytes)
     begin = 0
     while begin < len(rows):
         first = rowptr[rows[begin]]
@@ -77,18 +87,22 @@ def _one_step(graph: Graph, reached: np.ndarray) -> np.ndarray:
     return wider
 
 
-def _closure(graph: Graph, reached: np.ndarray) -> np.ndarray:
-    """Everything reachable in any number of steps."""
-    adjacency = _adjacency(graph)
-    if (adjacency != adjacency.T).nnz == 0:  # then reachable means same component, whatever the diameter
-        _, component = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
-        members = np.packbits(component[None, :] == np.arange(component.max() + 1)[:, None], axis=1)
-        return members[component]
-    while True:
-        wider = _one_step(graph, reached)
-        if np.array_equal(wider, reached):
-            return reached
-        reached = wider
+def _closure(graph: Graph) -> np.ndarray:
+    """Bits (see `_pack`) of everything reachable in any number of steps, at a cost that no diameter raises.
+
+    Nodes of one strong component reach the same; a component reaches itself and whatever its successors reach.
+    """
+    adjacency = _adjacency(graph).tocoo()
+    count, component = scipy.sparse.csgraph.connected_components(adjacency, connection="strong")
+    reached = _pack(component[None, :] == np.arange(count)[:, None])
+    successors: dict[int, set[int]] = {}
+    for here, there in zip(component[adjacency.row].tolist(), component[adjacency.col].tolist(), strict=True):
+        if here != there:
+            successors.setdefault(here, set()).add(there)
+    for here in graphlib.TopologicalSorter(successors).static_order():  # successors come first
+        for there in successors.get(here, ()):
+            reached[here] |= reached[there]
+    return reached[component]
 
 
 def _adjacency(graph: Graph) -> scipy.sparse.csr_matrix:
@@ -125,9 +139,11 @@ def laplacian_encoding(graph: Graph, k: int) -> torch.Tensor:
 
 def _normalised_laplacian(graph: Graph) -> scipy.sparse.csr_matrix:
     adjacency = _adjacency(graph)
-    adjacency = adjacency.maximum(adjacency.T).tolil()
-    adjacency.setdiag(0)
-    adjacency = adjacency.tocsr()
+    adjacency = adjacency.maximum(adjacency.T).tocoo()
+    keep = adjacency.row != adjacency.col
+    adjacency = scipy.sparse.csr_matrix(
+        (adjacency.data[keep], (adjacency.row[keep], adjacency.col[keep])), shape=adjacency.shape
+    )
     degree = np.asarray(adjacency.sum(1)).ravel()
     scale = scipy.sparse.diags(1.0 / np.sqrt(np.maximum(degree, 1.0)))
     return (scipy.sparse.identity(graph.num_nodes) - scale @ adjacency @ scale).tocsr()

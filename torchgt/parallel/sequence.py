@@ -82,7 +82,7 @@ class SequenceParallel:
         return total
 
     def broadcast_object(self, compute: Callable[[], T]) -> T:
-        """What `compute()` returns on worker 0 (only there is it called). Its exception reaches every worker. Collective."""
+        """What `compute()`, called on worker 0 only, returns; or raises what it raises. On every worker; collective."""
         return compute() if self.world_size == 1 else groups.broadcast_object(compute, self.group)
 
     def gather_sizes(
@@ -184,7 +184,13 @@ class SequenceParallel:
             and (pair_bias is None or (pair_bias.dim() == 2 and pair_bias.shape[1] == heads))
         )
         has_bias = (pair_bias is not None) + 2 * (type_bias is not None)
-        kind = [int(fits), heads, query.shape[-1], _DTYPES.index(query.dtype) if fits else -1, has_bias]
+        kind = [
+            int(fits),
+            heads,
+            query.shape[-1] if heads > 0 else -1,
+            _DTYPES.index(query.dtype) if fits else -1,
+            has_bias,
+        ]
         pair_rows = -1 if pair_bias is None else pair_bias.shape[0]
         rows = groups.all_gather_integers([query.shape[0], pair_rows, pattern.num_tokens, *kind], self.group)
         if any(row[2:] != rows[0][2:] or not row[3] for row in rows):
