@@ -146,22 +146,18 @@ class SequenceParallel:
             along_pairs = replace(exchange, rows=_pairs_per_worker(pattern, sizes), category="bias")
             (pair_bias_EK1,) = to_heads(along_pairs, pair_bias.unsqueeze(2))
             pair_bias = pair_bias_EK1.squeeze(2)
-        if heads[self.rank]:
-            out_NKD = graph_attention(
-                q_NKD,
-                k_NKD,
-                v_NKD,
-                pattern,
-                pair_bias=pair_bias,
-                type_bias=type_bias,
-                head_offset=mine.start,
-                **keywords,
-            )
-        else:
-            # No head is computed here, but the backward pass must make the same calls as on the other workers.
-            out_NKD = q_NKD + k_NKD + v_NKD
-            for bias in (pair_bias, type_bias):
-                out_NKD = out_NKD if bias is None else out_NKD + bias.sum().to(out_NKD.dtype)
+        # Without a head of its own a worker still calls, for an empty output that is connected to all inputs: its
+        # backward pass must make the same exchanges as the others'.
+        out_NKD = graph_attention(
+            q_NKD,
+            k_NKD,
+            v_NKD,
+            pattern,
+            pair_bias=pair_bias,
+            type_bias=type_bias,
+            head_offset=mine.start,
+            **keywords,
+        )
         return to_tokens(exchange, out_NKD)
 
     def _agree(
