@@ -120,10 +120,15 @@ class Graph:
         m = to_scipy(self.rowptr, self.col, np.ones(self.num_edges, dtype=np.uint8))
         m = m + m.T.tocsr()
         rowptr, col = torch.from_numpy(m.indptr).to(torch.int64), torch.from_numpy(m.indices).to(index_dtype(n))
-        if not keep_loops:
-            position, found = locate_pairs(rowptr, col, torch.arange(n), torch.arange(n))
-            rowptr, keep = drop_pairs(rowptr, position[found])
-            col = col if keep is None else col[keep]
+        g = Graph(rowptr, col, self.num_duplicates_removed, check=False)
+        return g if keep_loops else g.without_loops()
+
+    def without_loops(self) -> Graph:
+        """Every edge but those from a node to itself."""
+        nodes = torch.arange(self.num_nodes)
+        position, found = locate_pairs(self.rowptr, self.col, nodes, nodes)
+        rowptr, keep = drop_pairs(self.rowptr, position[found])
+        col = self.col if keep is None else self.col[keep]
         return Graph(rowptr, col, self.num_duplicates_removed, check=False)
 
     def digest(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchgt.conditions import Conditions, check_conditions
 from torchgt.graph import (
     Graph,
     check_columns,
@@ -29,7 +30,7 @@ from torchgt.graph import (
     transpose_rows,
 )
 
-__all__ = ["ADDED", "EDGE", "PATH", "SELF", "AttentionPattern"]
+__all__ = ["ADDED", "EDGE", "PATH", "SELF", "AttentionPattern", "Conditions", "check_conditions"]
 
 # Pair types of patterns made from a graph. Where several fit, the first does.
 SELF, EDGE, PATH, ADDED = range(4)
