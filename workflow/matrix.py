@@ -51,6 +51,8 @@ class Dataset:
     source: str | None = None
     nodes: int | None = None
     seed: int | None = None
+    whole: str | None = None
+    """The configured data set that a subset is cut from, which saves building the whole again."""
     module: str | None = None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     files: tuple[str, ...] = ()
@@ -132,12 +134,17 @@ class Matrix:
 
     def _datasets(self) -> dict[str, Dataset]:
         found: dict[str, Dataset] = {}
+        # A seed of its own makes another whole: a subset is cut from the source's default one.
+        wholes = {
+            e.get("source", e["name"]): e["name"] for e in self.config["datasets"] if not {"nodes", "seed"} & {*e}
+        }
         for index, entry in enumerate(self.config["datasets"]):
             source = entry.get("source", entry["name"])
             key = f"datasets[{index}].{'source' if 'source' in entry else 'name'}"
             _known(key, "data set", source, [*SOURCES, *PLANNED_SOURCES])
             files = self._module_files(SOURCES[source], key) if source in SOURCES else ()
-            _add(found, Dataset(source=source, files=files, **{k: v for k, v in entry.items() if k != "source"}), key)
+            whole = wholes.get(source) if "nodes" in entry else None
+            _add(found, Dataset(**{**entry, "source": source, "whole": whole, "files": files}), key)
         for index, entry in enumerate(self.config.get("custom_datasets", [])):
             key = f"custom_datasets[{index}].module"
             _add(found, Dataset(files=self._module_files(entry["module"], key), **entry), key)
@@ -198,8 +205,9 @@ class Matrix:
         try:
             values = yaml.safe_load((self.root / name).read_text(encoding="utf-8"))
         except OSError as error:
+            allowed = "a file that `make tune` wrote, or null"
             raise MatrixError(
-                f"hyperparameters: {name}: cannot be read ({error.strerror}); allowed: a file that `make tune` wrote, or null"
+                f"hyperparameters: {name}: cannot be read ({error.strerror}); allowed: {allowed}"
             ) from None
         except yaml.YAMLError as error:
             raise MatrixError(f"hyperparameters: {name}: not valid YAML ({' '.join(str(error).split())})") from None

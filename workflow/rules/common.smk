@@ -39,37 +39,35 @@ def bench_job(wildcards):
     ]
 
 
-def drawn():
-    figures = expand(
-        "{results}/figures/{figure}.{kind}",
-        results=RESULTS,
-        figure=MATRIX.figures,
-        kind=["png", "pdf", "csv"],
-    )
-    return figures + expand(
-        "{results}/tables/{table}.{kind}",
-        results=RESULTS,
-        table=MATRIX.tables,
-        kind=["md", "csv"],
+def wanted():
+    """Every file that the configuration asks for.
+
+    The records are among them although the figures need them anyway: Snakemake does not miss an intermediate file
+    that was deleted.
+    """
+    return (
+        [f"{folder}/record.json" for folder in MATRIX.runs]
+        + [f"{folder}/rows.json" for folder in MATRIX.benches]
+        + expand(f"{RESULTS}/tables/{{table}}.parquet", table=["runs", "scaling", "history"])
+        + expand(f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=MATRIX.figures, kind=["png", "pdf", "csv"])
+        + expand(f"{RESULTS}/tables/{{table}}.{{kind}}", table=MATRIX.tables, kind=["md", "csv"])
     )
 
 
 def prepare_arguments(dataset):
     """Arguments of `python -m datasets.prepare`, without the place of the store."""
     if dataset.module:
-        options = json.dumps(dataset.options, sort_keys=True)
-        return [
-            "--module",
-            dataset.module,
-            "--name",
-            dataset.name,
-            "--options",
-            options,
-        ]
-    arguments = [dataset.source, "--name", dataset.name]
-    for flag, value in (("--nodes", dataset.nodes), ("--seed", dataset.seed)):
-        arguments += [] if value is None else [flag, str(value)]
+        options = dataset.options.items()
+        return ["--module", dataset.module] + [f"--option={key}={json.dumps(value)}" for key, value in options]
+    arguments = [dataset.source]
+    for flag, value in (("nodes", dataset.nodes), ("seed", dataset.seed), ("from-store", whole_store(dataset))):
+        arguments += [] if value is None else [f"--{flag}={value}"]
     return arguments
+
+
+def whole_store(dataset):
+    """The store that a part is cut from; None: the module builds the whole itself."""
+    return None if dataset.whole is None else f"{RESULTS}/stores/{dataset.whole}"
 
 
 def caption(drawing):

@@ -1,7 +1,5 @@
 """Choose each system's learning rate and dropout by the best validation value of its trials."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Collect the records of a pipeline into its tables. Their paths go through a file: a matrix has thousands."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
