@@ -161,7 +161,7 @@ class RunConfig:
     split: int = 0
     """Which of the store's splits."""
     protocol: str = "standard"
-    """standard: the store's split, test at the best validation epoch; artifact: random split and best test, as published."""
+    """standard: the store's split, test at the best validation epoch; artifact: random split, best test"""
     precision: str = "fp32"
     """fp32, bf16 (autocast, float32 parameters) or fp64."""
     device: str = "auto"

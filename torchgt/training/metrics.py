@@ -9,13 +9,6 @@ from torch import Tensor
 from torchgt.data.store import metrics_for
 from torchgt.errors import ConfigError, unknown
 
-LOWER_IS_BETTER.
-METRICS = {
-    "multiclass": ("accuracy",),
-    "binary": ("rocauc", "ap", "accuracy"),
-    "multilabel": ("f1_micro", "rocauc", "ap"),
-    "regression": ("mae",),
-}
 LOWER_IS_BETTER = frozenset({"mae"})
 
 

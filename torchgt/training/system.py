@@ -302,8 +302,9 @@ class TransformerSystem(System):
         mode = self.config.evaluation.kind
         if mode != "auto":
             return mode
-        affordable = self.attention != "full" or self.num_nodes <= self.config.schedule.dense_tokens
-        return "whole" if affordable else "clusters"
+        # A system that trains on the whole sequence can also evaluate on it.
+        fits = self.config.sequence.kind == "full" or self.num_nodes <= self.config.schedule.dense_tokens
+        return "whole" if self.attention != "full" or fits else "clusters"
 
     def pattern(self, graph: Graph, nodes_N: Tensor) -> AttentionPattern:
         """The sparse step's pattern over a sequence; `graph` is induced on `nodes_N`, in sequence order."""
