@@ -1,6 +1,6 @@
 """A sequence split over workers gives what one process gives: outputs, all gradients, and traffic as calculated.
 
-One start of torchrun for each number of workers runs every case of `cases.py` on gloo.
+One start of torchrun for each number of workers runs every case of `cases.py` on gloo; one worker is plain Python.
 """
 
 import json
@@ -25,9 +25,11 @@ def results(request, tmp_path_factory) -> list[dict[str, str | None]]:
     folder = tmp_path_factory.mktemp("workers")
     # --standalone: a free port each time, so that two runs on one machine do not meet.
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
+    launch = launch if request.param > 1 else []
+    environment = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
     done = subprocess.run(
         [sys.executable, *launch, str(ROOT / "tests/distributed/cases.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=180,
