@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         module, options = _request(args)
         store = _call(module, Path(args.out), {**options, "overwrite": args.force, "log": log})
-    except ValueError as error:  # StoreError, and what the library raises for arguments
+    except (ValueError, OSError) as error:  # StoreError, what the library raises for arguments, a full or closed disk
         print(f"prepare: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", help=f"data set: {', '.join(SOURCES)}")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the store, made anew")
     parser.add_argument("--nodes", type=int, metavar="N", help="cut a connected part with N nodes")
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffle of ids, the split and the part (default 0)")
+    parser.add_argument("--seed", type=int, help="of the shuffle of ids, the split and the part (default 0)")
     parser.add_argument("--from-store", metavar="DIR", help="with --nodes: cut from this whole store")
     parser.add_argument("--module", metavar="MODULE", help="a module of yours that defines prepare(out, **options)")
     parser.add_argument(
@@ -60,7 +60,7 @@ def _request(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """(module, its options) that the command line asks for."""
     if (args.name is None) == (args.module is None):
         raise StoreError(f"name {args.name!r}, --module {args.module!r}; allowed: one of both; names: {_names()}")
-    if args.seed < 0:
+    if args.seed is not None and args.seed < 0:
         raise StoreError(f"--seed is {args.seed}; allowed: 0 or more")
     if args.module is not None:
         for flag in ("nodes", "from_store"):
@@ -68,12 +68,12 @@ def _request(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
                 raise StoreError(f"--{flag.replace('_', '-')} with --module; allowed: --option KEY=VALUE")
         options = dict(map(_option, args.option))
         # The seed is passed on only if it was asked for: a module need not have one.
-        return args.module, options | ({"seed": args.seed} if args.seed else {})
+        return args.module, options | ({} if args.seed is None else {"seed": args.seed})
     if args.option:
         raise StoreError(f"--option {args.option[0]} with data set {args.name!r}; allowed: with --module")
     if args.name not in SOURCES:
         raise StoreError(unknown("data set", args.name, SOURCES))
-    return SOURCES[args.name], {"nodes": args.nodes, "seed": args.seed, "from_store": args.from_store}
+    return SOURCES[args.name], {"nodes": args.nodes, "seed": args.seed or 0, "from_store": args.from_store}
 
 
 def _names() -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,8 +231,7 @@ def text_features(texts: list[str], dimensions: int = DIMENSIONS) -> tuple[np.nd
     if counts.shape[1] <= dimensions:
         raise StoreError(f"{counts.shape[1]} terms in the texts; allowed: more than {dimensions}, the dimensions kept")
     svd = TruncatedSVD(dimensions, random_state=0)
-    with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with threadpool_limits(1):
         x = svd.fit_transform(counts)
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     described = {
