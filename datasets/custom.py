@@ -165,8 +165,8 @@ def prepare(
 
     Args:
         out: the folder to make.
-        edges: `.npy` [2, E] or [E, 2], or text with "source target" in each line. Text may separate its numbers by
-            blanks, tabs or commas; lines from `#` on are comments. Ids are 0..N-1.
+        edges: `.npy` [2, E] or [E, 2] ([2, 2] is read as [2, E]), or text with "source target" in each line. Text may
+            separate its numbers by blanks, tabs or commas; lines from `#` on are comments. Ids are 0..N-1.
         features: `.npy` [N, F], or text with a row of numbers a node.
         labels: `.npy` [N] or [N, T], or text with one or T numbers a line.
         split: a file of ids each for train, valid and test.
@@ -185,9 +185,9 @@ def prepare(
         return values
 
     edge_index = read(edges, True, True)
-    if edge_index.shape[0] != 2 or edges.endswith(".npy") is False:
+    if not (edges.endswith(".npy") and len(edge_index) == 2):  # text always has an edge a line
         edge_index = edge_index.T
-    if edge_index.shape[0] != 2:
+    if edge_index.ndim != 2 or len(edge_index) != 2:
         raise StoreError(f"{edges}: has shape {list(edge_index.T.shape)}; allowed: two numbers an edge")
     y = read(labels, not floats and not labels.endswith(".npy"), False)
     return write_node_store(
