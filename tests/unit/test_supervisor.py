@@ -89,7 +89,7 @@ def test_defect_is_an_error(tmp_path, block_store):
     [
         ({"system": "torchgtt"}, ["'torchgtt'", "did you mean 'torchgt'"]),
         ({"model": "gtt"}, ["'gtt'", "graphormer-slim"]),
-        ({"store": "no/such/store"}, ["no/such/store"]),
+        ({"split": 2}, ["split: 2"]),
         ({"epoch": 3}, ["'epoch'", "did you mean 'epochs'"]),
     ],
 )
@@ -98,6 +98,12 @@ def test_invalid_input(tmp_path, block_store, change, parts):
     assert code == 2
     assert len(stderr.strip().splitlines()) == 1 and all(part in stderr for part in parts), stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["blocks", "run.yaml"]
+
+
+def test_missing_store(tmp_path):
+    code, stderr = run(tmp_path, tmp_path / "absent")
+    assert code == 2 and "absent" in stderr and len(stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_half_written_store(tmp_path, block_store):

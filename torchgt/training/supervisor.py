@@ -42,9 +42,9 @@ def supervise(config_file: Path, config: RunConfig, out: Path, run_dir: Path, *,
         command += [f"--plugin={module}" for module in config.plugins] + ([] if resume else ["--no-resume"])
         code, timed_out, interrupted, tail = _run(command, config.budget.seconds)
         failure = json.loads(failure_file.read_text()) if failure_file.exists() else None
-    if interrupted or code == EXIT_INTERRUPTED:
+    if interrupted or (code == EXIT_INTERRUPTED and not timed_out):
         return EXIT_INTERRUPTED
-    if code in (EXIT_OK, EXIT_CONFIG):
+    if code in (EXIT_OK, EXIT_CONFIG):  # also a run that ended just as its time did
         return code
     if code == EXIT_BUSY:  # the record is the other process's to write
         return EXIT_ERROR
