@@ -177,9 +177,9 @@ def traffic_of_even_shares_is_as_published(sp: SequenceParallel) -> None:
 def bfloat16_travels(sp: SequenceParallel) -> None:
     pattern = AttentionPattern.from_graph(random_graph(12))
     whole = torch.randn(12, 4, 2, generator=torch.Generator().manual_seed(0)).bfloat16()
-    mine = whole[sp.shard(12)]
+    mine = whole[sp.local_slice(12)]
     out = sp.attention(mine, mine, mine, pattern)
-    expected = graph_attention(whole, whole, whole, pattern)[sp.shard(12)]
+    expected = graph_attention(whole, whole, whole, pattern)[sp.local_slice(12)]
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
 

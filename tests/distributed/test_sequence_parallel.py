@@ -51,7 +51,7 @@ def test_without_a_group_everything_is_local(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert init_distributed() is None
     sp = SequenceParallel(None)
-    assert (sp.rank, sp.world_size, sp.shard_sizes(7), sp.shard(7)) == (0, 1, [7], slice(0, 7))
+    assert (sp.rank, sp.world_size, sp.shard_sizes(7), sp.local_slice(7)) == (0, 1, [7], slice(0, 7))
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
     pattern, x = AttentionPattern.from_graph(graph), torch.randn(3, 2, 4)
     assert torch.equal(sp.attention(x, x, x, pattern), graph_attention(x, x, x, pattern))

@@ -82,15 +82,19 @@ def test_initial_values(name):
     starts = (0.0, 0.0, -4.0, 0.0, 0.0, -4.0)
     cfg = config(name, hidden=128, ffn=256, layers=4, num_global=2, type_bias_init=starts)
     model = build_model(cfg)
+    # GT's readout starts as torch would start it; its scale is checked by the logits below.
+    parameters = {n: p for n, p in model.named_parameters() if not n.startswith("readout")}
     weights = torch.cat(
-        [p.detach().flatten() for n, p in model.named_parameters() if n.endswith("weight") and "norm" not in n]
+        [p.detach().flatten() for n, p in parameters.items() if n.endswith("weight") and "norm" not in n]
     )
     assert weights.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.02)
     assert weights.mean().abs() < 1e-4
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, parameter in parameters.items():
         if parameter_name.endswith(".bias"):
             assert not parameter.any(), parameter_name
     assert model.type_bias.tolist() == [[start] * cfg.heads for start in starts]
+    logits = model(make_batch(cfg, dtype=torch.float32))
+    assert 1e-3 < logits.std().item() < 1.0  # neither silent nor confident
 
 
 # Configuration --------------------------------------------------------------------------------------------------------

@@ -49,5 +49,16 @@ class GT(TokenModel):
         )
         self.reset_parameters()
 
+    def reset_parameters(self) -> None:
+        """As Graphormer, except that the readout keeps torch's own initialisation.
+
+        Three maps of N(0, 0.02 / sqrt(layers)) in a row shrink logits and gradients by orders of magnitude, and
+        training would hardly move for many epochs.
+        """
+        super().reset_parameters()
+        for module in self.readout:
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.readout(self.encode_tokens(batch))

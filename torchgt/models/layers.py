@@ -7,8 +7,10 @@ D head width, T pair types.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.utils.checkpoint
@@ -17,6 +19,10 @@ from torch import nn
 from torchgt.attention import graph_attention, token_dropout
 from torchgt.models.batch import Batch
 from torchgt.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torchgt.pattern import AttentionPattern
+    from torchgt.reformation import Reformation
 
 # An odd constant near 2^64 / golden ratio, as int64: multiples of it spread over all 64 bits, so the seeds of a step's
 # dropout sites neither repeat each other nor those of neighbouring steps.
@@ -32,9 +38,9 @@ def _site_seed(seed: torch.Tensor, site: int) -> torch.Tensor:
 class Step:
     """One forward pass as its layers see it: where tokens stand, how they attend, what is dropped."""
 
-    attention: object
-    """callable(query, key, value, pattern, **keywords): on one process or over the workers"""
-    pattern: object
+    attention: Callable[..., torch.Tensor]
+    """(query, key, value, pattern, **keywords): on one process or over the workers"""
+    pattern: AttentionPattern | Reformation
     first_token: int
     """sequence position of this worker's first row, global tokens counted"""
     seed: torch.Tensor | None

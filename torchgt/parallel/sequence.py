@@ -64,7 +64,7 @@ class SequenceParallel:
         """How many node tokens each worker gets: contiguous shares, as even as can be."""
         return near_even(num_node_tokens, self.world_size)
 
-    def shard(self, num_node_tokens: int) -> slice:
+    def local_slice(self, num_node_tokens: int) -> slice:
         """This worker's share of the node tokens."""
         begin = starts(self.shard_sizes(num_node_tokens))
         return slice(begin[self.rank], begin[self.rank + 1])
