@@ -291,18 +291,19 @@ def locate_pairs(rowptr: Tensor, col: Tensor, rows: Tensor, cols: Tensor) -> tup
 
     A binary search in all the rows at once, so it needs memory for the pairs asked about only.
     """
-    low, end = rowptr[rows], rowptr[rows + 1]
-    if col.numel() == 0:
-        return low, torch.zeros_like(low, dtype=torch.bool)
-    high = end.clone()
-    for _ in range(int((high - low).max()).bit_length() if low.numel() else 0):
-        middle = (low + high) >> 1
-        open_ = low < high
-        less = (col[middle.clamp_(max=col.numel() - 1)] < cols) & open_
-        low = torch.where(less, middle + 1, low)
-        high = torch.where(open_ & ~less, middle, high)
-    found = (low < end) & (col[low.clamp(max=col.numel() - 1)] == cols)
-    return low, found
+    start, end = rowptr[rows].numpy(), rowptr[rows + 1].numpy()
+    if col.numel() == 0 or start.size == 0:
+        return torch.from_numpy(start), torch.zeros(start.size, dtype=torch.bool)
+    stored, wanted = col.numpy(), cols.to(col.dtype).numpy()
+    # Each step, half as long as the one before, is taken while everything it skips is smaller than what is wanted.
+    position = start.copy()
+    for bit in reversed(range(int((end - start).max()).bit_length())):
+        ahead = position + (1 << bit)
+        smaller = stored[np.minimum(ahead, end) - 1] < wanted
+        smaller &= ahead <= end
+        position = np.where(smaller, ahead, position)
+    found = (position < end) & (stored[np.minimum(position, stored.size - 1)] == wanted)
+    return torch.from_numpy(position), torch.from_numpy(found)
 
 
 def insert_pairs(rowptr: Tensor, col: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:

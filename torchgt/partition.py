@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
-from torchgt.graph import Graph, count
+from torchgt.graph import Graph, count, drop_pairs, to_scipy
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Partition:
     num_parts: int
     """May be less than was asked for."""
     order: Tensor
-    """[N], order[new] = old: the nodes part by part, in their old order within each."""
+    """[N], order[new] = old: the nodes part by part, neighbours close to each other within each."""
     inverse: Tensor
     """[N], inverse[old] = new."""
     offsets: Tensor
@@ -72,7 +73,9 @@ def partition_graph(g: Graph, num_parts: int, seed: int = 0, cache_dir: str | Pa
     sizes = torch.bincount(assignment)
     if sizes.numel() < num_parts:
         log.warning("%d parts were asked for, %d made of %d nodes", num_parts, sizes.numel(), g.num_nodes)
-    order = torch.argsort(assignment, stable=True)
+    inner, edge_cut = _inside_parts(both, assignment)
+    order = _banded_order(inner)
+    order = order[torch.argsort(assignment[order], stable=True)]
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel())
     return Partition(
@@ -81,7 +84,7 @@ def partition_graph(g: Graph, num_parts: int, seed: int = 0, cache_dir: str | Pa
         order=order,
         inverse=inverse,
         offsets=torch.cat((sizes.new_zeros(1), sizes.cumsum(0))),
-        edge_cut=_pairs_between(both, assignment) // 2,
+        edge_cut=edge_cut,
     )
 
 
@@ -127,8 +130,21 @@ def _run_metis(both: Graph, num_parts: int, seed: int) -> np.ndarray:
         return np.load(f"{folder}/assignment.npy")
 
 
-def _pairs_between(both: Graph, assignment: Tensor) -> int:
-    """Stored pairs whose ends lie in different parts."""
+def _inside_parts(both: Graph, assignment: Tensor) -> tuple[Graph, int]:
+    """The symmetric graph without the edges between parts, and how many (undirected) those are."""
     part = assignment.to(torch.int32)
     rows = torch.repeat_interleave(part, both.degrees(), output_size=both.num_edges)
-    return int((rows != part[both.col]).sum())
+    between = (rows != part[both.col]).nonzero().flatten()
+    rowptr, keep = drop_pairs(both.rowptr, between)
+    return Graph(rowptr, both.col if keep is None else both.col[keep], check=False), between.numel() // 2
+
+
+def _banded_order(inner: Graph) -> Tensor:
+    """All nodes, neighbours near each other: reverse Cuthill-McKee (1969), which is cheap.
+
+    Within clusters of WordNet it needs a third of the 16 x 16 tiles that the order of the ids needs.
+    """
+    if inner.num_nodes == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    matrix = to_scipy(inner.rowptr, inner.col, np.ones(inner.num_edges, dtype=np.uint8))
+    return torch.from_numpy(sparse.csgraph.reverse_cuthill_mckee(matrix, symmetric_mode=True).astype(np.int64))

@@ -53,6 +53,19 @@ def test_blocks_are_found():
     assert p.offsets.diff().tolist() == [40] * 4
 
 
+def test_neighbours_lie_close_within_a_part():
+    """Two shuffled chains: along the order of each part, consecutive nodes are neighbours again."""
+    n = 200
+    order = torch.randperm(2 * n, generator=torch.Generator().manual_seed(0))
+    chains = torch.stack([torch.arange(2 * n - 1), torch.arange(1, 2 * n)])[:, torch.arange(2 * n - 1) != n - 1]
+    g = Graph.from_edge_index(order[chains], 2 * n)
+    p = partition_graph(g, 2)
+    check(g, p)
+    assert p.edge_cut == 0
+    links = p.inverse[g.edge_index()]
+    assert int((links[0] - links[1]).abs().max()) == 1
+
+
 def test_direction_and_loops_change_nothing():
     directed = blocks(both_ways=False)
     plain = directed.symmetrized(keep_loops=False)
