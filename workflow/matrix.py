@@ -13,6 +13,7 @@ import copy
 import difflib
 import importlib.util
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -341,7 +342,14 @@ def _explain(error: ValidationError) -> str:
     if error.validator == "required":
         missing = next(key for key in error.validator_value if key not in error.instance)
         return f"{where + ': ' if where else ''}missing key {missing!r}"
-    return f"{where + ': ' if where else ''}{error.message}"
+    hint = ""
+    if (
+        error.validator == "type"
+        and isinstance(error.instance, str)
+        and re.fullmatch(r"\d+[eE][+-]?\d+", error.instance)
+    ):
+        hint = f"; YAML reads a number with an exponent only with a point, as {error.instance[0]}.0{error.instance[1:]}"
+    return f"{where + ': ' if where else ''}{error.message}{hint}"
 
 
 def _dotted(path: Iterable[str | int]) -> str:
