@@ -36,9 +36,7 @@ def published() -> pd.DataFrame:
     table = reference("accuracy").query("metric == 'accuracy'")
     table = table.assign(mean=table["value"] / 100, std=table["std"] / 100, value=np.nan)
     cell = reference("table6_cell")
-    text = cell["source"] + "; " + cell["gpus"].astype(str) + " × " + cell["gpu"] + ", random split, "
-    text += cell["test_best"].astype(str) + " when the epoch is chosen on test"
-    cell = cell.assign(mean=cell["test_final"] / 100, protocol="artifact", source=text)
+    cell = cell.assign(mean=cell["test_final"] / 100, protocol="artifact")
     return pd.concat([table, cell]).assign(panel="published", metric_name="accuracy", status="ok")
 
 
@@ -48,12 +46,13 @@ def draw(tables: Tables) -> tuple[Figure, pd.DataFrame]:
     look = style.palette([*tables.systems, *data["system"].dropna()])
     blocks = list(data[data["panel"] == "measured"].groupby(KEY, sort=False))
     rows = max(1, -(-len(blocks) // 2))
-    tallest = max((block["system"].nunique() for _, block in blocks), default=4)
+    tallest = [max([3, *(block["system"].nunique() for _, block in blocks[2 * r : 2 * r + 2])]) for r in range(rows)]
+    inches = [0.9 + 0.36 * count for count in tallest]
     other = data[data["panel"] == "published"]
-    heights = [rows * (0.36 * max(tallest, 4) + 0.9), 0.2 * len(other) + 0.8]
+    heights = [sum(inches), 0.2 * len(other) + 1.1]
     fig = Figure(figsize=(style.WIDTH, sum(heights)), layout="constrained")
     upper, lower = fig.subfigures(2, 1, height_ratios=heights)  # laid out apart: their margins differ
-    grid = upper.add_gridspec(rows, 2)
+    grid = upper.add_gridspec(rows, 2, height_ratios=inches)
     for index, (_, block) in enumerate(blocks):
         last = index == len(blocks) - 1 and index % 2 == 0
         _group(upper.add_subplot(grid[index // 2, slice(None) if last else index % 2]), block, look)
@@ -150,18 +149,19 @@ def _published(ax: Axes, rows: pd.DataFrame, look: dict[str, style.Style]) -> No
         keywords = {"color": own.color, "marker": own.marker, "markerfacecolor": own.fill, "capsize": 2.5}
         ax.errorbar(row.mean * 100, place, xerr=spread, **keywords)
         number = f"{row.mean * 100:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
-        words = f"{number}   {row.source}"
-        ax.text(1.01, place, _wrap(words), transform=ax.get_yaxis_transform(), va="center", fontsize=7.5)
+        words = f"{number}   {row.source}" if pd.isna(row.protocol) else f"{number} *"
+        ax.text(1.01, place, words, transform=ax.get_yaxis_transform(), va="center", fontsize=7.5)
     ax.set_yticks(range(len(rows)), [f"{row.dataset} · {row.system}" for row in rows.itertuples()])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.set_title("Published, other data sets (GPU not stated unless named)")
     ax.set_xlabel("test accuracy (%)")
-
-
-def _wrap(text: str, width: int = 58) -> str:
-    cut = text.rfind(" ", 0, width)
-    return text if len(text) <= width else f"{text[:cut]}\n{text[cut + 1 :]}"
+    cell = reference("table6_cell").iloc[0]
+    style.note(
+        ax,
+        f"* protocol artifact (random split), {cell['gpus']} × {cell['gpu']}, {cell['pattern']};\n"
+        f"   {cell['test_best']} when the epoch is chosen on test. {cell['source']}",
+    )
 
 
 if __name__ == "__main__":

@@ -71,12 +71,12 @@ def _look(own: style.Style) -> dict:
 def _group(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style]) -> None:
     names = block["metric_name"].dropna()
     label, factor = style.metric(names.iloc[0] if len(names) else None)
-    lost = []
+    lost: dict[str, list[str]] = {}
     for (system, seed), rows in block.groupby(["system", "seed"], sort=True):
         status = rows["status"].iloc[0]
         curve = rows.dropna(subset=["valid", "wall_s"])
         if status != "ok":
-            lost.append(f"{system}, seed {seed}: {REASONS.get(status, status)}")
+            lost.setdefault(f"{system}: {REASONS.get(status, status)}", []).append(str(seed))
         if curve.empty:
             continue
         times, values = curve["wall_s"].astype(float), curve["valid"].astype(float) * factor
@@ -86,15 +86,17 @@ def _group(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style]) -> None:
                 "✕", (times.iloc[-1], values.iloc[-1]), ha="center", va="center", fontsize=12, fontweight="bold"
             )
     if not ax.lines:
-        style.explain(ax, "No run of this group was scored.\n" + "\n".join(lost))
+        style.explain(ax, "\n".join(["No run of this group was scored.", *_lines(lost)]))
         return
     style.unit_axis(ax, style.seconds, "x")
-    ax.set_xlabel("\n".join(["wall time: preprocessing and training", *_lines(lost)]))
+    ax.set_xlabel("\n".join(["wall time of preprocessing and training", *_lines(lost)]))
     ax.set_ylabel(f"validation {label}")
 
 
-def _lines(lost: list[str], width: int = 62) -> list[str]:
-    return textwrap.wrap(f"✕ {'; '.join(lost)}", width) if lost else []
+def _lines(lost: dict[str, list[str]], width: int = 60) -> list[str]:
+    """What happened to the runs that did not finish, in lines of at most `width` characters."""
+    words = [f"{what} (seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)})" for what, seeds in lost.items()]
+    return textwrap.wrap("✕ " + "; ".join(words), width, break_on_hyphens=False) if words else []
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from figures import speedup, style
-from figures.records import Tables, load_tables, ratio, summarise_runs, write_atomic
+from figures.records import Tables, load_tables, main_steps, summarise_runs, write_atomic
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -32,6 +32,7 @@ def frame(tables: Tables) -> pd.DataFrame:
 def accuracy_rows(tables: Tables) -> pd.DataFrame:
     """Test metric, medians over the seeds of the times, largest peak memory, and the speed-up of the model's steps."""
     runs = tables.runs.assign(protocol=tables.runs["protocol"].fillna("standard"))
+    speedups = longest_speedups(tables.scaling)
     rows = []
     for row in summarise_runs(tables.runs).to_dict("records"):
         mine = runs.merge(pd.DataFrame([row])[["group", "protocol", "model", "system"]])
@@ -39,20 +40,21 @@ def accuracy_rows(tables: Tables) -> pd.DataFrame:
         times = good[["step_sparse_s", "step_dense_s", "epoch_s", "preprocess_s"]].median()
         names = {name: _first(mine[name]) for name in ("metric_name", "eval", "seq_len", "num_params")}
         extra = {"peak_bytes": good["peak_bytes"].max(), "recall": good["recall"].min()}
-        faster, length = longest_speedup(tables.scaling, row["model"], row["system"])
+        faster, length = speedups.get((row["model"], row["system"]), (math.nan, math.nan))
         rows.append(row | names | times.to_dict() | extra | {"speedup": faster, "speedup_tokens": length})
     return pd.DataFrame(rows).assign(section="accuracy")
 
 
-def longest_speedup(scaling: pd.DataFrame, model: str, system: str) -> tuple[float, float]:
-    """Speed-up of a system's own step over gp-flash's at the longest length that one class of machine timed both at."""
-    steps = speedup.main_steps(scaling[scaling["model"] == model])
-    steps = steps[steps["system"].isin([speedup.BASE, system])]
-    for (length, _), pair in sorted(steps.groupby(["seq_len", "dataset"]), key=lambda item: item[0], reverse=True):
-        found = {row["system"]: row for _, row in pair.iterrows()}
-        if len(found) == len({speedup.BASE, system}) and pair["machine_id"].nunique(dropna=False) == 1:
-            return ratio(found[speedup.BASE], found[system]), float(length)
-    return math.nan, math.nan
+def longest_speedups(scaling: pd.DataFrame) -> dict[tuple[str, str], tuple[float, float]]:
+    """(model, system) -> speed-up of its own step over gp-flash's and the length: the longest that both have.
+
+    A step is compared with one of the same data set, model, length and class of machine only.
+    """
+    steps = main_steps(scaling).dropna(subset=["machine_id"])
+    base = steps[steps["system"] == speedup.BASE]
+    pairs = steps.merge(base, on=["dataset", "model", "seq_len", "machine_id"], suffixes=("", "_base"))
+    pairs = pairs.sort_values("seq_len", kind="stable").drop_duplicates(["model", "system"], keep="last")
+    return {(row.model, row.system): (row.step_s_base / row.step_s, row.seq_len) for row in pairs.itertuples()}
 
 
 def step_rows(tables: Tables) -> pd.DataFrame:
@@ -60,7 +62,7 @@ def step_rows(tables: Tables) -> pd.DataFrame:
     rows = []
     for (dataset, model), block in tables.scaling.groupby(["dataset", "model"], sort=True):
         for length in speedup.lengths(block)[:1]:
-            here = speedup.main_steps(block[block["seq_len"] == length]).set_index("system", drop=False)
+            here = main_steps(block[block["seq_len"] == length]).set_index("system", drop=False)
             for bar in speedup.bars(block, length):
                 own = here.loc[bar["system"]] if bar["system"] in here.index else None
                 same = own is not None and "gp-sparse" in here.index and "note" not in bar

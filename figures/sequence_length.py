@@ -149,7 +149,7 @@ def _legend(label: str, curve: pd.DataFrame) -> str:
     """The exponents of time and memory and from which length on they were fitted."""
     if curve["value"].isna().all():
         return f"{label}: {REASONS.get(curve['status'].iloc[0], curve['status'].iloc[0])}"
-    fits = curve.dropna(subset=["exponent"]).drop_duplicates("quantity")
+    fits = curve.dropna(subset=["exponent"]).drop_duplicates("quantity").sort_values("quantity", ascending=False)
     if fits.empty:
         return f"{label}: too few lengths for a fit"
     slopes = ", ".join(f"{row.quantity} N^{row.exponent:.2f}" for row in fits.itertuples())
@@ -170,7 +170,9 @@ def _ends(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style], unit: Cal
     ax.set_ylim(low, high * (high / low) ** (room / (1 - room)))
     if len(budgets):
         ax.axhline(level, color=style.MUTED, linewidth=0.9, linestyle=":")
-        ax.text(0.01, level, f"budget {unit(level)}", transform=ax.get_yaxis_transform(), va="bottom", **SMALL)
+        ax.text(
+            0.01, level, f"budget {style.short(unit(level))}", transform=ax.get_yaxis_transform(), va="bottom", **SMALL
+        )
     left, right = ax.get_xlim()
     for place, row in enumerate(ends.itertuples()):
         at = (float(row.seq_len), level)
@@ -193,7 +195,8 @@ def _published_times(ax: Axes, data: pd.DataFrame, look: dict[str, style.Style])
     style.unit_axis(ax, style.seconds)
     ax.set_title("Published: attention only, one RTX 3090")
     ax.legend(loc="upper left", fontsize=7.5)
-    ax.set_ylim(top=block["value"].max() * 60)
+    ax.set_ylim(top=block["value"].max() * 12)
+    style.note(ax, block["source"].iloc[0])
 
 
 def _published_lengths(ax: Axes, data: pd.DataFrame, look: dict[str, style.Style]) -> None:
@@ -208,13 +211,14 @@ def _published_lengths(ax: Axes, data: pd.DataFrame, look: dict[str, style.Style
         )
         ax.bar_label(bars, [f"{value / 1e3:,.0f}" for value in rows["value"]], fontsize=7.5, padding=1)
     ax.set_yscale("log")
-    ax.set_ylim(top=block["value"].max() * 12)
+    ax.set_ylim(top=block["value"].max() * 8)
     ax.set_ylabel("longest sequence (1,000 tokens)")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e3:,.0f}"))
     ax.set_xticks(range(len(gpus)), [f"{count:.0f}" for count in gpus])
     ax.set_xlabel("number of RTX 3090 (24 GB)")
     ax.set_title("Published: graphormer-slim on ogbn-products")
     ax.legend(loc="upper left", fontsize=7.5)
+    style.note(ax, block["source"].iloc[0])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from figures.records import (
 )
 
 BASE = "gp-flash"
+WORDS = {"fontsize": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.8}}
 PANEL = ["dataset", "model", "seq_len"]
 COLUMNS = [
     "panel",
@@ -71,15 +72,14 @@ def bars(rows: pd.DataFrame, length: int) -> list[dict]:
     found = []
     for system in style.order(rows["system"]):
         if system not in here.index:
-            found.append({"system": system, "label": system, "note": _absence(gone, system, length)})
+            found.append({"system": system, "label": _name(system), "note": _absence(gone, system, length)})
             continue
         row = here.loc[system]
         kinds = [(None, row["step_s"])]
         if row["kind"] == "sparse":
             kinds += [(k, row[name]) for k, name in amortised_columns(rows).items() if pd.notna(row[name])]
         for k, step_s in kinds:
-            sparse = system == "torchgt" or len(kinds) > 1
-            label = f"{system}, a dense step in {k}" if k else f"{system}, sparse step" if sparse else system
+            label = f"{system}, a dense step in {k}" if k else _name(system, several=len(kinds) > 1)
             bar = {"system": system, "label": label, "every": k, "step_s": step_s, "base_s": base["step_s"]}
             try:
                 bar["speedup"] = ratio(base, row) * row["step_s"] / step_s
@@ -87,6 +87,11 @@ def bars(rows: pd.DataFrame, length: int) -> list[dict]:
                 bar["note"] = "timed on another machine: no ratio"
             found.append(bar)
     return found
+
+
+def _name(system: str, several: bool = False) -> str:
+    control = system in style.SYSTEMS and style.SYSTEMS[system].control
+    return f"{system}, sparse step" if several else f"{system} (control)" if control else system
 
 
 def _absence(gone: pd.DataFrame, system: str, length: int) -> str:
@@ -177,7 +182,7 @@ def _bars(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style]) -> None:
     ax.set_xlim(low / span**0.03, low * span**1.9)  # the right part is for the words
     style.unit_axis(ax, style.times, "x")
     for place, value, words in zip(places, known, _words(block), strict=True):
-        ax.annotate(words, (max(value, 1.0), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.annotate(words, (max(value, 1.0), place), xytext=(4, 0), textcoords="offset points", va="center", **WORDS)
     ax.set_yticks(places, block["label"])
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)

@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from figures.records import Tables, load_tables, write_atomic
 
@@ -189,7 +189,7 @@ def note(ax: Axes, text: str) -> None:
     ax.annotate(
         text,
         (0, 0),
-        xytext=(0, -30 if label else -20),
+        xytext=(0, -33 if label else -20),
         xycoords="axes fraction",
         textcoords="offset points",
         ha="left",
@@ -220,14 +220,20 @@ def unit_axis(ax: Axes, text: Callable[[float], str], which: str = "y") -> None:
     axis = getattr(ax, f"{which}axis")
     getattr(ax, f"set_{which}scale")("log", base=base)
     low, high = getattr(ax, f"get_{which}lim")()
-    subs = (1, 2, 5) if base == 10 and high < 50 * low else (1,)  # a short range holds too few powers of ten
+    subs = (1, 2, 5) if base == 10 and high < 200 * low else (1,)  # a short range holds too few powers of ten
     axis.set_major_locator(LogLocator(base, subs=subs, numticks=7))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _TRAILING.sub("", text(value))))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(text(value))))
+    axis.set_minor_locator(NullLocator())
+
+
+def short(text: str) -> str:
+    """A quantity without trailing zeros, for round values: 20.0 s -> 20 s."""
+    return _TRAILING.sub("", text)
 
 
 def save(fig: Figure, data: pd.DataFrame, prefix: str | Path) -> list[Path]:
     """Write PREFIX.png, .pdf and .csv, byte for byte the same for the same figure; each file whole or not at all."""
+    _freeze(fig)
     written = []
     for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None, "Producer": None})):
         buffer = io.BytesIO()
@@ -239,6 +245,14 @@ def save(fig: Figure, data: pd.DataFrame, prefix: str | Path) -> list[Path]:
         paths.append(Path(f"{prefix}{suffix}"))
         write_atomic(paths[-1], content)
     return paths
+
+
+def _freeze(fig: Figure) -> None:
+    """Lay out once and round: the layout's solver leaves a noise of 1e-16, which now and then moves a pixel."""
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")
+    for ax in fig.axes:
+        ax.set_position([round(side, 6) for side in ax.get_position().bounds])
 
 
 def main(draw: Callable[[Tables], tuple[Figure, pd.DataFrame]], arguments: list[str] | None = None) -> None:
