@@ -97,6 +97,7 @@ class Trainer:
         self.epoch_seconds: list[float] = []
         self.eval_seconds: list[float] = []
         self.since_better = 0
+        self.traffic: dict[str, list[int]] = {}  # category -> [bytes, calls], of training steps only
         self.wall_before = 0.0  # seconds of the interrupted runs that this one resumes
 
     # The loop -----------------------------------------------------------------------------------------------------
@@ -141,6 +142,7 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> float:
         """One pass over the epoch's sequences; the mean loss over all labelled tokens of all ranks."""
         self.model.train()
+        self.parallel.reset_traffic()  # what evaluation sent
         total, count = 0.0, 0
         for fraction, batch in self.system.train_batches(epoch, self.step):
             set_learning_rate(self.optimizer, self.config, epoch + fraction)
@@ -150,6 +152,9 @@ class Trainer:
             self.step += 1
             self.kind_counts[kind] += 1
             total, count = total + loss, count + labels
+        for category, sent in self.parallel.traffic_totals().items():
+            before = self.traffic.get(category, [0, 0])
+            self.traffic[category] = [a + b for a, b in zip(before, sent, strict=True)]
         mean = total / count if count else math.nan
         if count and not math.isfinite(mean):
             raise FloatingPointError(f"the loss is {mean} in epoch {epoch + 1}; a lower optim.lr may help")
@@ -202,6 +207,7 @@ class Trainer:
                 "epoch_seconds": self.epoch_seconds,
                 "eval_seconds": self.eval_seconds,
                 "timer": self.timer.state_dict(),
+                "traffic": self.traffic,
                 "wall_s": self.wall_before + time.perf_counter() - self.started,
             },
         )
@@ -219,6 +225,7 @@ class Trainer:
         self.since_better, self.kind_counts = state["since_better"], state["kind_counts"]
         self.epoch_seconds, self.eval_seconds = state["epoch_seconds"], state["eval_seconds"]
         self.timer.load_state_dict(state["timer"])
+        self.traffic = state["traffic"]
         self.wall_before = state["wall_s"]
         restore_rng(state["rng"])
         if state["epoch"]:
@@ -333,10 +340,10 @@ class Trainer:
 
     def _traffic(self) -> dict[str, Any]:
         steps = max(1, self.step)
-        sent, calls = {}, {}
-        for category, (total, count) in self.parallel.traffic_totals().items():
-            sent[category], calls[category] = total / steps, count / steps
-        return {"bytes_sent_per_step_per_rank": sent, "calls": calls}
+        return {
+            "bytes_sent_per_step_per_rank": {category: sent / steps for category, (sent, _) in self.traffic.items()},
+            "calls": {category: calls / steps for category, (_, calls) in self.traffic.items()},
+        }
 
 
 # Pieces of a step, shared with the benchmarks -------------------------------------------------------------------------
