@@ -72,9 +72,10 @@ def _group(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style]) -> None:
         _row(ax, place, rows["value"].astype(float).to_numpy() * factor, rows.iloc[0], own, factor)
         if own.control:
             ax.axhspan(place - 0.5, place + 0.5, color="#f2f2f2", zorder=0)
+    majority = ""
     if block["value"].notna().any():
         _widen(ax)
-        _majority(ax, block["majority"].dropna() * factor)
+        majority = _majority(ax, block["majority"].dropna() * factor)
     else:
         ax.set_xticks([])
     clusters = block[block["eval"] == "clusters"]["system"].unique()
@@ -85,7 +86,7 @@ def _group(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style]) -> None:
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.set_title(_title(block))
-    ax.set_xlabel(f"test {label}" + (" († scored by clusters)" if len(clusters) else ""))
+    ax.set_xlabel(f"test {label}{majority}" + ("; † scored by clusters" if len(clusters) else ""))
 
 
 def _row(ax: Axes, place: int, values: np.ndarray, summary: pd.Series, own: style.Style, factor: float) -> None:
@@ -121,18 +122,16 @@ def _widen(ax: Axes) -> None:
     ax.set_xlim(low - margin, high + margin)
 
 
-def _majority(ax: Axes, values: pd.Series) -> None:
-    """The share of the most frequent class: a line, or a word at the edge where it lies far off the data."""
+def _majority(ax: Axes, values: pd.Series) -> str:
+    """The share of the most frequent class: a line unless it lies far off the data, and words for the axis label."""
     if values.empty:
-        return
+        return ""
     value, (low, high) = float(values.iloc[0]), ax.get_xlim()
-    if low - 0.5 * (high - low) <= value <= high:
-        ax.set_xlim(min(low, value - 1), high)
-        ax.axvline(value, color=style.MUTED, linestyle=":", linewidth=1.2)
-        at, words, side = value, f" majority class {value:.1f}", "left"
-    else:
-        at, words, side = low, f"← majority class {value:.1f}", "left"
-    ax.text(at, 0.01, words, transform=ax.get_xaxis_transform(), fontsize=7.5, color=style.MUTED, ha=side, va="bottom")
+    if not low - 0.5 * (high - low) <= value <= high:
+        return f"; majority class: {value:.1f}"
+    ax.set_xlim(min(low, value - 1), high)
+    ax.axvline(value, color=style.MUTED, linestyle=":", linewidth=1.2)
+    return f"; majority class (dotted): {value:.1f}"
 
 
 def _title(block: pd.DataFrame) -> str:

@@ -159,6 +159,8 @@ def _legend(label: str, curve: pd.DataFrame) -> str:
 def _ends(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style], unit: Callable[[float], str]) -> None:
     """A cross where a budget or an error ended a system, on the line of the budget, named above it."""
     ends = block[(block["status"] != "ok") & block["seq_len"].notna()].sort_values(["seq_len", "system"])
+    lengths = ends.groupby("seq_len")["seq_len"]
+    ends = ends.assign(nth=lengths.cumcount(), of=lengths.transform("size").astype(int))
     if ends.empty:
         return
     ax.set_yscale("log")
@@ -177,8 +179,7 @@ def _ends(ax: Axes, block: pd.DataFrame, look: dict[str, style.Style], unit: Cal
     for place, row in enumerate(ends.itertuples()):
         at = (float(row.seq_len), level)
         own = {"color": look[row.system].color, "textcoords": "offset points"}
-        same = ends["seq_len"].eq(row.seq_len)
-        aside = 9.0 * (same[: row.Index].sum() - 1 - (same.sum() - 1) / 2) if same.sum() > 1 else 0.0
+        aside = 10.0 * (row.nth - (row.of - 1) / 2)  # side by side where several ended at one length
         ax.annotate("✕", at, xytext=(aside, 0), ha="center", va="center", fontsize=11, fontweight="bold", **own)
         side = "left" if np.log(at[0] / left) < 0.5 * np.log(right / left) else "right"
         words = f"{row.system}: {REASONS.get(row.status, row.status)}"

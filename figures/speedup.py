@@ -84,7 +84,7 @@ def bars(rows: pd.DataFrame, length: int) -> list[dict]:
             try:
                 bar["speedup"] = ratio(base, row) * row["step_s"] / step_s
             except MachineMismatch:
-                bar["note"] = "timed on another machine: no ratio"
+                bar["note"] = "another machine"
             found.append(bar)
     return found
 

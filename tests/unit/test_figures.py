@@ -442,7 +442,7 @@ def test_figures_draw_a_benchmark_that_never_reached_a_length(store):
 def test_the_majority_class_is_drawn_where_it_is_known(store):
     record = run_record("g", "sage", 0)
     store.run("g", "sage", 0, metric=record["metric"] | {"majority": 0.1})
-    assert "majority class 10.0" in texts(accuracy.draw(store.tables())[0])
+    assert "majority class: 10.0" in texts(accuracy.draw(store.tables())[0])
 
 
 def test_the_artifact_protocol_is_labelled(store):
