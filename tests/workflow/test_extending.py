@@ -60,6 +60,17 @@ def test_editing_an_own_module_redoes_what_it_makes(made):
         path.write_text(before)
 
 
+def test_an_edited_system_trains_anew_instead_of_resuming(made):
+    path = made.root / "own/smooth_linear.py"
+    before = pd.read_csv(made.root / "results-own/tables/runs.csv").set_index("system")["test"]
+    path.write_text(path.read_text().replace("range(self.hops)", "range(0)"))
+    output = made.snakemake("--configfile", "own/config.yaml")
+    assert job_counts(output)["train"] == 1
+    after = pd.read_csv(made.root / "results-own/tables/runs.csv").set_index("system")["test"]
+    assert after["smooth-linear"] < before["smooth-linear"] - 0.1
+    assert after["mlp"] == before["mlp"]
+
+
 def test_a_run_that_the_supervisor_ends_is_a_result(made):
     group = {"name": "ring", "dataset": "ring", "systems": ["mlp"], "seeds": [0], "epochs": 100_000}
     group["settings"] = {"budget": {"seconds": 6}}

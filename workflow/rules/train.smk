@@ -17,7 +17,8 @@ rule run_config:
         "printf '%s' {params.text:q} > {output:q} 2> {log:q}"
 
 
-# Checkpoints lie outside the outputs: Snakemake deletes those before a rerun, and an interrupted run resumes.
+# Checkpoints lie outside the outputs: Snakemake deletes those before a rerun, and an interrupted run resumes. Their
+# folder is named by a checksum of what the run reads, so that it never resumes what was made from something else.
 rule train:
     input:
         config=rules.run_config.output[0],
@@ -37,5 +38,6 @@ rule train:
     params:
         run_dir=f"{RESULTS}/checkpoints/{{group}}/{{model}}/{{system}}/seed-{{seed}}",
     shell:
-        "python -m torchgt train --config {input.config:q} --out {output:q} --run-dir {params.run_dir:q}"
+        "python -m torchgt train --config {input.config:q} --out {output:q} --run-dir"
+        ' {params.run_dir:q}/"$(cat {input.store:q} {input.plugin:q} | cksum | cut -d " " -f 1)"'
         " 2>&1 | tee -i {log:q}"
