@@ -128,24 +128,20 @@ def draw(tables: Tables) -> tuple[Figure, pd.DataFrame]:
     data = frame(tables)
     look = style.palette([*tables.systems, *data["system"].dropna()])
     blocks = list(data[data["panel"] == "measured"].groupby(PANEL, sort=False))
-    rows = len(blocks) // 2 + 1
-    heights = [
-        0.9 + 0.23 * max([8, *(len(block) for _, block in blocks[2 * row : 2 * row + 2])]) for row in range(rows)
-    ]
+    rows = [blocks[start : start + 2] for start in range(0, len(blocks), 2)] or [[]]
+    heights = [0.9 + 0.23 * max([6, *(len(block) for _, block in row)]) for row in rows] + [2.5]
     fig = Figure(figsize=(style.WIDTH, sum(heights)), layout="constrained")
-    grid = fig.add_gridspec(rows, 2, height_ratios=heights)
+    grid = fig.add_gridspec(len(heights), 2, height_ratios=heights)
     several = len({dataset for (dataset, _, _), _ in blocks}) > 1
-    for index, ((dataset, model, length), block) in enumerate(blocks):
-        ax = fig.add_subplot(grid[index // 2, index % 2])
-        _bars(ax, block, look)
-        ax.set_title(f"{model}, {style.tokens(length)} tokens" + (f", {dataset}" if several else ""))
-        ax.set_xlabel(f"times faster than {BASE} (one training step)")
+    for place, row in enumerate(rows):
+        for column, ((dataset, model, length), block) in enumerate(row):
+            ax = fig.add_subplot(grid[place, column if len(row) == 2 else slice(None)])
+            _bars(ax, block, look)
+            ax.set_title(f"{model}, {style.tokens(length)} tokens" + (f", {dataset}" if several else ""))
+            ax.set_xlabel(f"times faster than {BASE} (one training step)")
     if not blocks:
-        style.explain(
-            fig.add_subplot(grid[0, 0]), f"No step of {BASE} was measured:\nno speed-up to show.", "Measured here"
-        )
-    # An even number of panels leaves the published values a row of their own, an odd number the last cell.
-    _published(fig.add_subplot(grid[-1, 1 if len(blocks) % 2 or not blocks else slice(None)]), data, look)
+        style.explain(fig.add_subplot(grid[0, :]), f"No step of {BASE} was measured:\nno speed-up to show.", "Measured")
+    _published(fig.add_subplot(grid[-1, :]), data, look)
     return fig, data
 
 
@@ -159,7 +155,7 @@ def _published(ax: Axes, data: pd.DataFrame, look: dict[str, style.Style]) -> No
     style.note(
         ax,
         f"torchgt attends to {pattern} there, not to the graph's pairs.\n"
-        "Source: TorchGT (SC'24) Fig. 11(a), plotting data of the public artifact.\n"
+        "Source: TorchGT (SC'24) Fig. 11(a), data of the public artifact.\n"
         f"Headline of the abstract: training up to {headline['speedup']:g}× (GPU and pattern not stated).",
     )
 

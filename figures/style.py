@@ -42,8 +42,6 @@ WIDTH = 9.0
 
 DPI = 160
 
-_TRAILING = re.compile(r"\.0+(?!\d)")
-
 INK, MUTED, FAINT = "#1a1a1a", "#666666", "#d9d9d9"
 
 matplotlib.rcParams.update(
@@ -220,15 +218,17 @@ def unit_axis(ax: Axes, text: Callable[[float], str], which: str = "y") -> None:
     axis = getattr(ax, f"{which}axis")
     getattr(ax, f"set_{which}scale")("log", base=base)
     low, high = getattr(ax, f"get_{which}lim")()
-    subs = (1, 2, 5) if base == 10 and high < 200 * low else (1,)  # a short range holds too few powers of ten
+    subs = (1,)
+    if high < (200 if base == 10 else 6) * low:  # a short range holds too few powers
+        subs = (1, 2, 5) if base == 10 else (1, 1.25, 1.5, 1.75)
     axis.set_major_locator(LogLocator(base, subs=subs, numticks=7))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(text(value))))
     axis.set_minor_locator(NullLocator())
 
 
 def short(text: str) -> str:
-    """A quantity without trailing zeros, for round values: 20.0 s -> 20 s."""
-    return _TRAILING.sub("", text)
+    """A quantity without trailing zeros, for round values: 20.0 s -> 20 s, 0.100× -> 0.1×."""
+    return re.sub(r"(\.\d*?)0+(?!\d)", lambda match: match[1].rstrip("."), text)
 
 
 def save(fig: Figure, data: pd.DataFrame, prefix: str | Path) -> list[Path]:

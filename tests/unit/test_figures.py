@@ -378,12 +378,24 @@ def test_a_figure_saved_twice_is_the_same(store, tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_text_of_a_figure_is_clipped(drawn, name):
-    fig, _ = drawn[name]
+    check_edges(drawn[name][0])
+
+
+def check_edges(fig):
+    """No panel, with all its words, reaches beyond the page."""
     fig.draw_without_rendering()
     width, height = fig.get_size_inches() * fig.dpi
     for ax in filter(lambda ax: ax.get_visible(), fig.axes):
         box = ax.get_tightbbox()
         assert -1 <= box.x0 and box.x1 <= width + 1 and -1 <= box.y0 and box.y1 <= height + 1, ax.get_title(loc="left")
+
+
+@pytest.mark.parametrize("name", ["speedup", "accuracy"])
+def test_no_text_is_clipped_where_a_figure_has_one_panel(store, name):
+    for system in ("torchgt", "gp-flash", "random-blocks"):
+        store.bench(system)
+        store.run("g", system, 0)
+    check_edges(FIGURES[name].draw(store.tables())[0])
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -401,7 +413,7 @@ def test_panels_of_a_figure_do_not_overlap(drawn, name):
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_explain_themselves_without_data(store, name):
     fig, data = FIGURES[name].draw(store.tables())
-    fig.draw_without_rendering()
+    check_edges(fig)
     assert "No " in texts(fig) and set(data.get("panel", [])) <= {"published"}
 
 
@@ -474,6 +486,11 @@ def test_every_system_has_its_own_colour_and_marker():
 )  # fmt: skip
 def test_units(text, value, expected):
     assert text(value) == expected
+
+
+def test_short_drops_only_zeros_behind_the_point():
+    found = [style.short(text) for text in ("20.0 s", "0.100×", "100×", "1,000×", "1.50 GiB", "1.00 s", "10.5 ms")]
+    assert found == ["20 s", "0.1×", "100×", "1,000×", "1.5 GiB", "1 s", "10.5 ms"]
 
 
 def test_command_line_of_a_figure(full, tables, tmp_path):
