@@ -19,9 +19,9 @@ def write_block_store(path: Path, num_nodes: int = 240, num_classes: int = 4, se
     y = torch.arange(num_nodes) % num_classes
     source = torch.randint(num_nodes, (4 * num_nodes,), generator=generator)
     step = torch.randint(1, num_nodes // num_classes, (4 * num_nodes,), generator=generator)
-    graph = torchgt.Graph.from_edge_index(
-        torch.stack([source, (source + num_classes * step) % num_nodes]), num_nodes, symmetrize=True
-    )
+    target = (source + num_classes * step) % num_nodes
+    target[::10] = (target[::10] + 1) % num_nodes  # one edge in ten leaves its class
+    graph = torchgt.Graph.from_edge_index(torch.stack([source, target]), num_nodes, symmetrize=True)
     x = torch.nn.functional.one_hot(y, num_classes).float() * 0.5
     x = x + torch.randn(num_nodes, num_classes, generator=generator)
     nodes = torch.randperm(num_nodes, generator=generator)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import math
 import multiprocessing
 import time
 import traceback
@@ -168,15 +169,31 @@ def bench_steps(config: BenchConfig) -> dict[str, Any]:
     for module in getattr(factory, "imports", ()):
         importlib.import_module(module)
     context = _clean_server(config, getattr(factory, "imports", ()))
-    rows = []
+    rows, slowest = [], []
     for length in _lengths(config, store.graph.num_nodes):
-        trial = _try_length(context, config, length)
+        trial = _predicted_timeout(config, length, slowest) or _try_length(context, config, length)
+        slowest.append((length, max(trial["step_s"].values(), default=0.0)))
         logger.info("%s %s %d tokens: %s", config.system, config.model, length, trial["status"])
         if trial["status"] != "ok":
             rows.append(_failed_row(config, store, length, trial).to_dict())
             break
         rows.append(_time_length(config, store, length, trial).to_dict())
     return {"format": FORMAT, "kind": "bench-steps", "rows": rows}
+
+
+def _predicted_timeout(config: BenchConfig, length: int, slowest: list[tuple[int, float]]) -> dict[str, Any] | None:
+    """A timeout without trying, where the growth over the last two lengths puts the step far beyond its budget.
+
+    Far is twice the budget: waiting for the whole budget would only confirm what is certain already.
+    """
+    if len(slowest) < 2 or min(seconds for _, seconds in slowest[-2:]) <= 0:
+        return None
+    (n1, s1), (n2, s2) = slowest[-2:]
+    predicted = s2 * (length / n2) ** max(0.0, math.log(s2 / s1) / math.log(n2 / n1))
+    if s2 < 1.0 or predicted <= 2 * config.budget.step_s:  # short steps are too noisy to extrapolate from
+        return None
+    error = f"not tried: a step of about {predicted:.0f} s is predicted, over the budget of {config.budget.step_s:g} s"
+    return {"status": "timeout", "error": error, "step_s": {}}
 
 
 def _lengths(config: BenchConfig, num_nodes: int) -> list[int]:

@@ -278,7 +278,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         if isinstance(value, bool) and origin is not bool:
             continue
         if isinstance(origin, type) and isinstance(value, origin):
-            if origin is list and not all(isinstance(item, str) for item in value):
+            if typing.get_args(option) == (str,) and not all(isinstance(item, str) for item in value):
                 continue
             return value
     names = " or ".join("null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)

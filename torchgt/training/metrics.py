@@ -98,3 +98,9 @@ def better(metric: str, value: float, best: float | None) -> bool:
     if best is None:
         return True
     return value < best if metric in LOWER_IS_BETTER else value > best
+
+
+def majority_share(target: str, y: Tensor) -> float | None:
+    """Accuracy of always answering the most frequent class; None for other targets than multiclass."""
+    known = y[y >= 0] if target == "multiclass" else y[:0]
+    return None if len(known) == 0 else (known.bincount().max() / len(known)).item()

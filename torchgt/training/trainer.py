@@ -30,7 +30,7 @@ from torchgt.models import Batch
 from torchgt.parallel import SequenceParallel, init_distributed
 from torchgt.training.checkpoint import CheckpointStore, restore_rng
 from torchgt.training.config import RunConfig
-from torchgt.training.metrics import better, evaluate, loss_sum
+from torchgt.training.metrics import better, evaluate, loss_sum, majority_share
 from torchgt.training.record import RunRecord
 from torchgt.training.registry import load_plugins, system_factory
 from torchgt.training.seeds import derive_seed, seed_everything
@@ -74,7 +74,6 @@ class Trainer:
     """State of one run. The loop is `run`; everything else serves it."""
 
     def __init__(self, config: RunConfig, parallel: SequenceParallel, run_dir: str | Path | None) -> None:
-        self.started = time.perf_counter()
         self.config, self.parallel = config, parallel
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -83,6 +82,7 @@ class Trainer:
         for module in getattr(factory, "imports", ()):
             importlib.import_module(module)
         self.memory = PeakMemory()
+        self.started = time.perf_counter()
         seed_everything(derive_seed(config.seed, "initialisation"))
         self.store = GraphStore.open(config.store)
         self.store.validate()
@@ -332,6 +332,7 @@ class Trainer:
                 "name": system.metric,
                 **{split: best.get(split) for split in system.splits},
                 "best_epoch": best.get("epoch"),
+                "majority": majority_share(system.target, system.y[system.splits["test"]]),
                 "eval": system.eval_mode(),
             },
             history=self.history,
