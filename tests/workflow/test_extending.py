@@ -9,6 +9,8 @@ import pytest
 
 from tests.workflow.conftest import ROOT, Checkout, copy_checkout, job_counts
 
+pytestmark = pytest.mark.timeout(900)  # real training, on a machine that may be busy
+
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 BLOCKS = {
     path: code

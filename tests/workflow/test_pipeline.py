@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests.workflow.conftest import TINY, job_counts
+
+pytestmark = pytest.mark.timeout(900)
 
 DRAWING = {"figure_accuracy": 1, "table_results": 1}
 
@@ -115,3 +119,17 @@ def test_a_misspelt_key_on_the_command_line_stops_before_any_job(checkout):
     assert "config: unknown key 'resluts' (did you mean 'results'?)" in output
     assert "Traceback" not in output
     assert not (checkout.root / "results").exists()
+
+
+def test_profiles_keep_timed_jobs_apart_and_size_every_slurm_job(finished):
+    default = yaml.safe_load((finished.root / "profiles/default/config.yaml").read_text())
+    assert default["resources"] == ["timed=1"]
+    output = finished.snakemake(
+        "--workflow-profile", "profiles/slurm", "--configfile", "tiny.yaml", "--dry-run", "--forceall"
+    )
+    jobs = re.findall(r"^(?:local)?rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", output, flags=re.MULTILINE)
+    assert {rule for rule, _ in jobs} >= {"prepare", "train", "bench_steps", "collect", "figure_accuracy"}
+    for rule, resources in jobs:
+        if rule != "all":
+            assert "mem_mb=" in resources and "runtime=" in resources, rule
+        assert ("timed=1" in resources) == (rule in ("train", "bench_steps")), rule
