@@ -113,7 +113,7 @@ def graph_attention_with_lse(
     name = _choose(impl, query, pattern, args, need_lse=True)
     if query.numel() == 0:
         return _nothing(query, key, value, args), query.new_full(query.shape[:2], -torch.inf)
-    return _module(name).attention(*tensors, pattern, args)
+    return _module(name).attention(*tensors, pattern, args._replace(need_lse=True))
 
 
 def _module(name: str):

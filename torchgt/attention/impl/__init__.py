@@ -28,3 +28,5 @@ class AttentionArgs(NamedTuple):
     """global number of the first head, for the dropout hash"""
     token_ids: torch.Tensor | None
     """int64 [N] global ids of the tokens, for the dropout hash; None: 0..N-1"""
+    need_lse: bool = False
+    """whether the caller wants the log-sum-exp"""

@@ -1,0 +1,3 @@
+#include "kernels_impl.h"
+
+TORCHGT_KERNELS(kernels_f64, double)
