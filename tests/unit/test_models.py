@@ -80,7 +80,8 @@ def test_presets_follow_the_paper():
 def test_initial_values(name):
     torch.manual_seed(0)
     starts = (0.0, 0.0, -4.0, 0.0, 0.0, -4.0)
-    cfg = config(name, hidden=128, ffn=256, layers=4, num_global=2, type_bias_init=starts)
+    sizes = {"hidden": 128, "ffn": 256, "layers": 4, "num_global": 2}
+    cfg = config(name, **sizes, type_bias_init=starts, initialisation="published")
     model = build_model(cfg)
     # GT's readout starts as torch would start it; its scale is checked by the logits below.
     parameters = {n: p for n, p in model.named_parameters() if not n.startswith("readout")}
@@ -95,6 +96,13 @@ def test_initial_values(name):
     assert model.type_bias.tolist() == [[start] * cfg.heads for start in starts]
     logits = model(make_batch(cfg, dtype=torch.float32))
     assert 1e-3 < logits.std().item() < 1.0  # neither silent nor confident
+
+
+@pytest.mark.parametrize("name", ["graphormer-slim", "gt"])
+def test_default_initialisation_is_by_fan_in(name):
+    model = build_model(config(name, hidden=128, ffn=256))
+    weight = model.layers[0].attention.qkv.weight
+    assert weight.std().item() == pytest.approx(1 / math.sqrt(3 * 128), rel=0.05)  # uniform in +-1/sqrt(fan in)
 
 
 # Configuration --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ _PRESETS: dict[str, dict[str, int]] = {
     "graphormer-large": {"layers": 12, "hidden": 768, "heads": 32, "ffn": 768, "num_global": 1},
     "gt": {"layers": 4, "hidden": 128, "heads": 8, "ffn": 256, "num_global": 0},
 }
+INITIALISATIONS = ("fan_in", "published")
 MODEL_NAMES: tuple[str, ...] = tuple(_PRESETS)
 
 
@@ -53,6 +54,8 @@ class ModelConfig:
     """rows of the bias table: the pattern's stored types, then from and to a global token"""
     type_bias_init: tuple[float, ...] | None = None
     """first value of each row of the bias table (num_types numbers); zeros if None"""
+    initialisation: str = "fan_in"
+    """"fan_in": torch's default for linear layers; "published": N(0, 0.02 / sqrt(layers)), which learns more slowly"""
     activation_checkpointing: bool = False
     """keep only each layer's input and recompute the rest in the backward pass"""
 
@@ -77,6 +80,8 @@ class ModelConfig:
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
                 raise ValueError(f"{key}: expected a probability in [0, 1), found {value!r}")
+        if self.initialisation not in INITIALISATIONS:
+            raise ValueError(f"initialisation: {unknown('value', self.initialisation, INITIALISATIONS)}")
         self._check_bias_init()
 
     def _check_bias_init(self) -> None:

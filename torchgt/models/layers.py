@@ -116,13 +116,17 @@ class TokenModel(nn.Module):
         self.layers = nn.ModuleList(layer_class(config, index) for index in range(config.layers))
 
     def reset_parameters(self) -> None:
-        """Linear weights N(0, 0.02 / sqrt(layers)), global tokens N(0, 0.02), biases 0, as Graphormer does."""
+        """Linear layers by `config.initialisation`, global tokens N(0, 0.02), bias table by `config.type_bias_init`.
+
+        The default is torch's own: with the published N(0, 0.02 / sqrt(layers)) a graphormer-slim of width 64 is two
+        points of accuracy behind after 40 epochs of WordNet. See docs/design.md.
+        """
         std = 0.02 / math.sqrt(self.config.layers)
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and self.config.initialisation == "published":
                 nn.init.normal_(module.weight, 0.0, std)
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
+            elif isinstance(module, (nn.Linear, nn.LayerNorm)):
                 module.reset_parameters()
         if self.global_tokens is not None:
             nn.init.normal_(self.global_tokens, 0.0, 0.02)
