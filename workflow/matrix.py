@@ -148,7 +148,8 @@ class Matrix:
             _add(found, Dataset(**{**entry, "source": source, "whole": whole, "files": files}), key)
         for index, entry in enumerate(self.config.get("custom_datasets", [])):
             key = f"custom_datasets[{index}].module"
-            _add(found, Dataset(files=self._module_files(entry["module"], key), **entry), key)
+            files = self._module_files(entry["module"], key) + self._option_files(entry.get("options", {}))
+            _add(found, Dataset(**entry, files=files), key)
         return found
 
     def _systems(self) -> dict[str, str | None]:
@@ -197,6 +198,12 @@ class Matrix:
         except ModuleNotFoundError:
             pass
         raise MatrixError(f"{key}: no module named {module!r} ({stem}.py in the checkout, or installed)")
+
+    def _option_files(self, value: Any) -> tuple[str, ...]:
+        """Files that a data set's options name: it is made anew when one changes."""
+        if isinstance(value, dict):
+            return tuple(file for item in value.values() for file in self._option_files(item))
+        return (value,) if isinstance(value, str) and (self.root / value).is_file() else ()
 
     def _hyperparameters(self) -> dict[str, dict[str, Any]]:
         """System -> overrides of its run configuration, from the committed search."""
@@ -300,7 +307,8 @@ class Matrix:
 
     def _job(self, folder: str, dataset: str, system: str, config: dict[str, Any], group: str = "") -> Job:
         # Editing a built-in system raises RESULTS_VERSION where it changes numbers; a user's has no such number.
-        files = () if system in SYSTEMS else self._module_files(self.systems[system], "systems")
+        module = self.systems[system]
+        files = () if module in (None, BASELINES) else self._module_files(module, "systems")
         return Job(folder=folder, dataset=dataset, system=system, group=group, config=config, files=files)
 
     @staticmethod

@@ -272,6 +272,21 @@ def test_a_part_is_cut_from_the_whole_where_both_are_asked_for():
     assert matrix(TINY).datasets["wordnet-64"].whole is None
 
 
+def test_an_own_module_and_the_files_it_reads_are_inputs(tmp_path):
+    for part in ("datasets", "figures"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    for file in ("own/mlp.py", "own/data.py", "own/edges.txt", "own/train.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    options = {"edges": "own/edges.txt", "split": {"train": "own/train.txt"}, "symmetrize": True, "note": "text"}
+    config = TINY | {"systems": ["torchgt", "own.mlp"], "scaling": []}
+    config["custom_datasets"] = [{"name": "mine", "module": "own.data", "options": options}]
+    made = matrix(config, tmp_path)
+    assert made.datasets["mine"].files == ("own/data.py", "own/edges.txt", "own/train.txt")
+    assert {run.system: run.files for run in made.runs.values()} == {"torchgt": (), "mlp": ("own/mlp.py",)}
+    assert {run.system: run.config["plugins"] for run in made.runs.values()} == {"torchgt": [], "mlp": ["own.mlp"]}
+
+
 def test_merge_leaves_its_arguments_alone():
     below, above = {"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}
     assert merge(below, above) == {"a": {"b": 3, "c": 2}, "d": [2]}
