@@ -1,6 +1,7 @@
 """The trainer: it learns, its record is complete, and an interrupted run ends where an uninterrupted one does."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -141,7 +142,28 @@ def test_augmented_biases_start_low(block_store):
     trainer.system.prepare()
     model = trainer.system.build_model()
     table = next(value for name, value in model.named_parameters() if "type_bias" in name)
-    assert table[:, 0].tolist() == [0.0, 0.0, -4.0, 0.0, 0.0, -4.0]
+    added = -math.log(120)  # dense_tokens
+    assert table[:, 0].tolist() == pytest.approx([0.0, 0.0, -4.0, added, 0.0, -4.0])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_fully_connected_step(block_store, bias):
+    run = config(block_store, schedule={"dense_every": 1, "dense_tokens": 60, "dense_bias": bias})
+    trainer = Trainer(run, torchgt.SequenceParallel(None), None)
+    system = trainer.system
+    system.prepare()
+    batch = system.train_batch(system.sampler.whole(), "dense", 0)
+    n, g = len(batch.nodes), system.model_config.num_global
+    assert n <= 60 < system.num_nodes and len(batch.x) == n
+    assert batch.pattern.to_dense().all() and batch.pattern.num_tokens == n + g
+    assert batch.use_type_bias == bias
+    if bias:  # the graph's own pairs keep their type
+        types = batch.pattern.pair_type.reshape(n, n)
+        inside = system.graph.subgraph(batch.nodes)
+        rows = torch.repeat_interleave(torch.arange(n), inside.degrees())
+        assert (types.diagonal() == 0).all()
+        assert (types[rows, inside.col.long()] <= 1).all()
+        assert (types == 3).sum() == n * n - (types <= 2).sum() > 0
 
 
 @pytest.mark.parametrize(

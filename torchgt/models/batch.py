@@ -47,6 +47,8 @@ class Batch:
     """how the sequence is split over workers; None: one process"""
     kind: str = "sparse"
     """"sparse" or "dense": what the schedule chose"""
+    loss_tokens: int | None = None
+    """labelled tokens to average the loss over, where the batch stands for a longer sequence; None: its own"""
     graph_ptr: torch.Tensor | None = None
     """[G + 1] int64, where each graph's nodes begin, for tasks that label graphs"""
 

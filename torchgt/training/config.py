@@ -75,6 +75,8 @@ class ScheduleConfig:
     """Every k-th step is fully connected; 0 means never."""
     dense_tokens: int = 4096
     """Most node tokens of a fully connected step. A longer sequence is replaced by a fresh union of clusters."""
+    dense_bias: bool = True
+    """Fully connected steps keep the model's biases, those of graph edges too; false drops them for FlashAttention."""
     on_conditions_fail: str = "augment"
     """What to do where the pattern's conditions C1-C3 do not hold: augment, dense or sparse."""
 

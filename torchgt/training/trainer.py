@@ -375,7 +375,7 @@ def train_step(
             sums = torch.stack([loss.detach().double().cpu(), labels.double().cpu()])
         sums = parallel.all_reduce_sum(sums)
         if loss is not None and loss.requires_grad:
-            (loss / max(1.0, sums[1].item())).backward()
+            (loss / (batch.loss_tokens or max(1.0, sums[1].item()))).backward()
     parameters = [p for p in model.parameters() if p.requires_grad]
     parallel.all_reduce_gradients(parameters)
     clip = system.config.optim.grad_clip
