@@ -6,6 +6,7 @@ torch_geometric takes seconds to import: only when a model is built.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -50,7 +51,12 @@ class MessagePassingSystem(GraphSystem):
         """The adjacency as sparse CSR: row = target, column = source, what PyG calls adj_t and multiplies fastest."""
         values = torch.ones(graph.num_edges, dtype=self.dtype)
         size = (graph.num_nodes, graph.num_nodes)
-        return torch.sparse_csr_tensor(graph.rowptr, graph.col.long(), values, size=size).to(self.device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+            adjacency = torch.sparse_csr_tensor(
+                graph.rowptr, graph.col.long(), values, size=size, check_invariants=False
+            )
+        return adjacency.to(self.device)
 
     def build_model(self) -> nn.Module:
         import torch_geometric.nn as pyg

@@ -166,7 +166,7 @@ def test_schema_lists_the_keys_of_the_run_configuration():
     from torchgt.training.config import RunConfig
 
     settings = SCHEMA["$defs"]["settings"]["properties"]
-    by_the_pipeline = {"system", "store", "model", "seed", "epochs", "threads", "plugins", "results_version"}
+    by_the_pipeline = {"system", "store", "model", "seed", "threads", "plugins", "results_version"}
     assert set(settings) == fields(RunConfig, by_the_pipeline)
     hints = typing.get_type_hints(RunConfig)
     for key, value in settings.items():
