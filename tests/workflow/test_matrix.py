@@ -66,7 +66,7 @@ def matrix(config: dict, root: Path = ROOT) -> Matrix:
         (
             "accuracy.0.settings",
             {"schedule": {"dense_evry": 1}},
-            "unknown key 'dense_evry' (did you mean 'dense_every'?); allowed: dense_every, ",
+            "unknown key 'dense_evry' (did you mean 'dense_every'?); allowed: dense_bias, dense_every, ",
         ),
         ("accuracy.0.settings", {"seed": 1}, "config: accuracy[0].settings: unknown key 'seed'"),
         ("accuracy.0.system_settings", [{"system": "mlp", "setting": {}}], "(did you mean 'settings'?)"),
