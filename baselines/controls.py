@@ -18,6 +18,7 @@ from torchgt.data.store import GraphStore
 from torchgt.errors import ConfigError
 from torchgt.graph import Graph
 from torchgt.models import Batch
+from torchgt.models.config import preset_width
 from torchgt.parallel import SequenceParallel
 from torchgt.partition import partition_graph
 from torchgt.pattern import AttentionPattern
@@ -48,12 +49,11 @@ class ResidualMLP(nn.Module):
 class MLP(GraphSystem):
     """Features only."""
 
-    OPTIONS: dict[str, Any] = {"hidden": 128, "layers": 3}
+    OPTIONS: dict[str, Any] = {"hidden": None, "layers": 3}
 
     def build_model(self) -> nn.Module:
-        net = ResidualMLP(
-            self.x_NF.shape[1], self.options["hidden"], self.options["layers"], self.num_outputs, self.config.dropout
-        )
+        hidden = self.options["hidden"] or preset_width(self.config.model)
+        net = ResidualMLP(self.x_NF.shape[1], hidden, self.options["layers"], self.num_outputs, self.config.dropout)
         return net.to(device=self.device, dtype=self.dtype)
 
     def pattern_facts(self) -> dict[str, Any]:

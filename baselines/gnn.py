@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import torchgt
 from torchgt.graph import Graph
 from torchgt.models import Batch
+from torchgt.models.config import preset_width
 from torchgt.training.system import GraphSystem
 
 
@@ -40,11 +41,11 @@ class MessagePassingNet(nn.Module):
 
 
 class MessagePassingSystem(GraphSystem):
-    """A PyG convolution by name; `hidden` and `layers` are options."""
+    """A PyG convolution by name. Options: `layers`, and `hidden`, which is the model preset's width unless it is given."""
 
     convolution = ""
     arguments: dict[str, Any] = {}
-    OPTIONS: dict[str, Any] = {"hidden": 128, "layers": 3}
+    OPTIONS: dict[str, Any] = {"hidden": None, "layers": 3}
     imports = ("torch_geometric.nn",)
 
     def graph_input(self, graph: Graph) -> Tensor:
@@ -61,7 +62,7 @@ class MessagePassingSystem(GraphSystem):
     def build_model(self) -> nn.Module:
         import torch_geometric.nn as pyg
 
-        hidden = self.options["hidden"]
+        hidden = self.options["hidden"] or preset_width(self.config.model)
         layer = getattr(pyg, self.convolution)
         convolutions = [layer(hidden, hidden, **self.arguments) for _ in range(self.options["layers"])]
         net = MessagePassingNet(convolutions, self.x_NF.shape[1], hidden, self.num_outputs, dropout=self.config.dropout)

@@ -17,6 +17,12 @@ INITIALISATIONS = ("fan_in", "published")
 MODEL_NAMES: tuple[str, ...] = tuple(_PRESETS)
 
 
+def preset_width(name: str) -> int:
+    """Hidden width of a preset. ValueError for an unknown name."""
+    _check_name(name)
+    return _PRESETS[name]["hidden"]
+
+
 def _check_name(name: str) -> None:
     if name not in _PRESETS:
         raise ValueError(unknown("model", name, MODEL_NAMES))
