@@ -41,7 +41,7 @@ class MessagePassingNet(nn.Module):
 
 
 class MessagePassingSystem(GraphSystem):
-    """A PyG convolution by name. Options: `layers`, and `hidden`, which is the model preset's width unless it is given."""
+    """A PyG convolution by name. Options: `layers`, and `hidden` (default: the width of the model preset)."""
 
     convolution = ""
     arguments: dict[str, Any] = {}
