@@ -21,6 +21,7 @@ namespace torchgt {
 namespace {
 
 constexpr int kBlock = 48;  // pairs whose scores are held at once
+constexpr int kRow = 512;   // in the backward pass, so that most rows are held whole
 constexpr int kAhead = 10;  // pairs between a prefetch and its use: one memory latency, with others using the memory
 constexpr int kRowsAhead = 3;  // rows, for a row's own slices: too short a visit for the hardware to see a stream
 
@@ -311,8 +312,8 @@ struct Group {
 
   // Backward. With P the softmax weights, M the dropout factors and dO the gradient of the output:
   // dV = (P M)^T dO, dP = M (dO V^T), dS = P (dP - delta), dQ = scale dS K, dK = scale dS^T Q, where
-  // delta = sum_j P dP = sum_d dO O, less the gradient of the log-sum-exp. Rows that fit into one block sum over
-  // their pairs, which keeps the sum of dS over a row at 0 to rounding; the others sum over d.
+  // delta = sum_j P dP = sum_d dO O, less the gradient of the log-sum-exp. Rows that fit into the buffer sum over their
+  // pairs, which loses nothing where one weight is nearly 1 and dP - delta nearly 0; the others sum over d.
 
   struct Stats {
     V top, inverse, delta;
@@ -381,18 +382,25 @@ struct Group {
   TORCHGT_NOINLINE void backward_row(const Pairs& pairs, int64_t i, const A* q, const A* grad_out, bool have_stats,
                                      A* grad_q, double* grad_type) const {
     const uint64_t row = key_of_row(i);
-    V attention[kBlock], grad[kBlock];
-    int64_t token[kBlock];
-    if (!have_stats && pairs.count() <= kBlock) {
+    V attention[kRow], grad[kRow];
+    int64_t token[kRow];
+    Stats stats;
+    if (have_stats) {
+      stats = read_stats(i);
+    } else if (pairs.count() > kRow) {
+      stats = all_stats(i, grad_out);
+    } else {
       const int n = static_cast<int>(pairs.count());
-      Stats stats = softmax_stats(i);
+      stats = softmax_stats(i);
       weigh(pairs, 0, n, row, q, grad_out, stats, token, attention, grad);
       for (int t = 0; t < n; ++t) stats.delta += attention[t] * grad[t];
       write_stats(i, stats);
-      spread(pairs, 0, n, stats.delta, token, attention, grad, grad_q, grad_type);
+      for (int t = 0; t < n; t += kBlock) {
+        const int m = std::min(n - t, kBlock);
+        spread(pairs, t, m, stats.delta, token + t, attention + t, grad + t, grad_q, grad_type);
+      }
       return;
     }
-    const Stats stats = have_stats ? read_stats(i) : all_stats(i, grad_out);
     for (int64_t first = 0; first < pairs.count(); first += kBlock) {
       const int n = static_cast<int>(std::min<int64_t>(pairs.count() - first, kBlock));
       weigh(pairs, first, n, row, q, grad_out, stats, token, attention, grad);
