@@ -33,6 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV); this takes a few minutes"
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[harness,test,dev]'
+	@$(BIN)/python -c 'from torchgt.attention import build; why = build.load(); why is True or print(f"no fused CPU attention: {why}")'
 	@rm -f $(VENV)/.installed-*
 	@touch $(STAMP)
 
