@@ -48,9 +48,19 @@ def wanted():
     return (
         [f"{folder}/record.json" for folder in MATRIX.runs]
         + [f"{folder}/rows.json" for folder in MATRIX.benches]
-        + expand(f"{RESULTS}/tables/{{table}}.parquet", table=["runs", "scaling", "history"])
-        + expand(f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=MATRIX.figures, kind=["png", "pdf", "csv"])
-        + expand(f"{RESULTS}/tables/{{table}}.{{kind}}", table=MATRIX.tables, kind=["md", "csv"])
+        + expand(
+            f"{RESULTS}/tables/{{table}}.parquet", table=["runs", "scaling", "history"]
+        )
+        + expand(
+            f"{RESULTS}/figures/{{figure}}.{{kind}}",
+            figure=MATRIX.figures,
+            kind=["png", "pdf", "csv"],
+        )
+        + expand(
+            f"{RESULTS}/tables/{{table}}.{{kind}}",
+            table=MATRIX.tables,
+            kind=["md", "csv"],
+        )
     )
 
 
@@ -58,9 +68,15 @@ def prepare_arguments(dataset):
     """Arguments of `python -m datasets.prepare`, without the place of the store."""
     if dataset.module:
         options = dataset.options.items()
-        return ["--module", dataset.module] + [f"--option={key}={json.dumps(value)}" for key, value in options]
+        return ["--module", dataset.module] + [
+            f"--option={key}={json.dumps(value)}" for key, value in options
+        ]
     arguments = [dataset.source]
-    for flag, value in (("nodes", dataset.nodes), ("seed", dataset.seed), ("from-store", whole_store(dataset))):
+    for flag, value in (
+        ("nodes", dataset.nodes),
+        ("seed", dataset.seed),
+        ("from-store", whole_store(dataset)),
+    ):
         arguments += [] if value is None else [f"--{flag}={value}"]
     return arguments
 

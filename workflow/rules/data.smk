@@ -15,7 +15,9 @@ rule prepare:
     conda:
         "../envs/torchgt.yaml"
     params:
-        arguments=lambda wildcards: prepare_arguments(MATRIX.datasets[wildcards.dataset]),
+        arguments=lambda wildcards: prepare_arguments(
+            MATRIX.datasets[wildcards.dataset]
+        ),
         store=subpath(output[0], parent=True),
     shell:
         "python -m datasets.prepare {params.arguments:q} --out {params.store:q} --force > {log:q} 2>&1"
