@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "workflow"))  # as Snakemake does: tests import `matrix`
 PARTS = ("Snakefile", "workflow", "config", "profiles", "torchgt", "baselines", "datasets", "figures")
 
 STAND_IN = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 
 import pytest
+from matrix import check_schema
 
 from tests.workflow.conftest import ROOT
 
@@ -26,6 +27,13 @@ def test_best_validation_value_wins_and_failures_do_not():
     chosen = {entry["system"]: entry for entry in choose(records, SEARCH)["chosen"]}
     assert (chosen["a"]["lr"], chosen["b"]["lr"]) == (0.1, 0.2)
     assert [trial["status"] for trial in chosen["b"]["trials"]] == ["oom", "ok"]
+
+
+def test_settings_that_set_a_system_apart_are_written_down():
+    apart = [{"system": "a", "settings": {"epochs": 2}}]
+    content = choose([record("a", 0.1, 0.7), record("a", 0.2, 0.6)], SEARCH | {"system_settings": apart})
+    assert content["system_settings"] == apart
+    check_schema(content, "hyperparameters.schema.yaml", "written")
 
 
 def test_a_system_without_any_value_is_named():

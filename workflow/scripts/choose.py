@@ -44,6 +44,8 @@ def choose(records: list[dict[str, Any]], search: dict[str, Any]) -> dict[str, A
         "model": search.get("model", "graphormer-slim"),
         "epochs": search["epochs"],
         "seed": search.get("seed", 0),
+        # What a system's trials had in common beyond the grid, and which systems differed in it.
+        **{key: search[key] for key in ("settings", "system_settings") if key in search},
         "grid": {"lr": search["lr"], "dropout": search["dropout"]},
         "chosen": chosen,
     }
@@ -55,6 +57,7 @@ def main(inputs: list[str], output: str, log: str, search: dict[str, Any]) -> No
     except ValueError as error:
         Path(log).write_text(f"{error}\n")
         sys.exit(str(error))
+    content = json.loads(json.dumps(content))  # no shared parts, which YAML would write as references
     Path(output).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     Path(log).write_text("".join(f"{e['system']}: lr {e['lr']}, dropout {e['dropout']}\n" for e in content["chosen"]))
 
