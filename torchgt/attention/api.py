@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from importlib import import_module
 
 import torch
 
-from torchgt.attention.impl import AttentionArgs
+from torchgt.attention.impl import AttentionArgs, cpu, dense, reference, scatter
 from torchgt.errors import unknown
 
 IMPLEMENTATIONS = ("reference", "scatter", "cpu", "triton", "dense")
+_MODULES = {"reference": reference, "scatter": scatter, "cpu": cpu, "dense": dense}
 _ABSENT = {"triton": "this version has no Triton kernels"}
 # Below this mean size, complete graphs of one sequence are too small to be worth a library call each.
 _SMALL_GRAPH = 64
@@ -83,8 +83,8 @@ def graph_attention(
     if query.numel() == 0:
         return _nothing(query, key, value, args)
     if name == "dense":
-        return _module("dense").attention(*tensors, pattern, args, backend=dense_backend)
-    return _module(name).attention(*tensors, pattern, args)[0]
+        return dense.attention(*tensors, pattern, args, backend=dense_backend)
+    return _MODULES[name].attention(*tensors, pattern, args)[0]
 
 
 def graph_attention_with_lse(
@@ -113,15 +113,11 @@ def graph_attention_with_lse(
     name = _choose(impl, query, pattern, args, need_lse=True)
     if query.numel() == 0:
         return _nothing(query, key, value, args), query.new_full(query.shape[:2], -torch.inf)
-    return _module(name).attention(*tensors, pattern, args._replace(need_lse=True))
-
-
-def _module(name: str):
-    return import_module(f"torchgt.attention.impl.{name}")
+    return _MODULES[name].attention(*tensors, pattern, args._replace(need_lse=True))
 
 
 def _availability(name: str) -> bool | str:
-    return _ABSENT[name] if name in _ABSENT else _module(name).availability()
+    return _ABSENT[name] if name in _ABSENT else _MODULES[name].availability()
 
 
 def _nothing(query, key, value, args: AttentionArgs) -> torch.Tensor:
@@ -151,7 +147,7 @@ def _choose(impl: str, query: torch.Tensor, pattern, args: AttentionArgs, need_l
         return "dense"
     if query.device.type != "cpu":
         return "dense" if pattern.is_full and not need_lse else "scatter"
-    reason = _module("cpu").refusal(query)
+    reason = cpu.refusal(query)
     if reason is None:
         return "cpu"
     if pattern.is_full and not need_lse:
@@ -167,7 +163,7 @@ def _warn_once(message: str) -> None:
 
 
 def _check_dense_backend(dense_backend: str, impl: str) -> None:
-    backends = _module("dense").BACKENDS
+    backends = dense.BACKENDS
     if impl != "dense":
         raise ValueError(f"dense_backend={dense_backend!r} needs impl='dense', found impl={impl!r}")
     if dense_backend not in backends:
