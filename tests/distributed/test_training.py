@@ -14,6 +14,7 @@ from torchgt.training.trainer import train
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20
+DROPOUT = {"model": "gt", "dropout": 0.2, "input_dropout": 0.1, "attention_dropout": 0.1}
 
 
 def torchrun(config: RunConfig, folder: Path, processes: int = 2) -> tuple[int, str, Path]:
@@ -45,9 +46,11 @@ def config(store: Path, **changes) -> RunConfig:
     ("changes", "tolerance"),
     [
         ({"precision": "fp64"}, 1e-10),
-        ({"model": "gt", "dropout": 0.2, "input_dropout": 0.1, "attention_dropout": 0.1}, 1e-5),
+        ({"precision": "fp64", **DROPOUT}, 1e-10),
+        # At the default rate AdamW amplifies a rounding error a hundredfold over these steps.
+        ({"optim": {"lr": 1e-3}, **DROPOUT}, 1e-5),
     ],
-    ids=["float64, no dropout", "float32, dropout"],
+    ids=["float64, no dropout", "float64, dropout", "float32, dropout"],
 )
 def test_two_processes_equal_one(tmp_path, changes, tolerance):
     # 241 nodes: the shares are uneven.
