@@ -1,4 +1,4 @@
-"""Collect the records of runs and benchmarks into three tidy tables, each as CSV and Parquet.
+"""Collect the records of runs and benchmarks into tidy tables, each as CSV and Parquet.
 
     python -m figures.collect --out results/tables --records-file list.txt
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from figures.records import SCHEMAS, Tables, conform, write_atomic
+from figures.records import ATTENTION, SCHEMAS, Tables, conform, write_atomic
 
 FORMAT = 1
 STATUSES = ("ok", "oom", "timeout", "error", "refused")
@@ -44,7 +44,9 @@ def collect(paths: list[str]) -> Tables:
     rows: dict[str, list[dict]] = {name: [] for name in SCHEMAS}
     for path in paths:
         content = read(path)
-        if "rows" in content:
+        if content.get("kind") == "bench-attention":
+            rows["attention"] += [attention_row(row, path) for row in content["rows"]]
+        elif "rows" in content:
             for row in content["rows"]:
                 rows["scaling"] += scaling_rows(row, path)
         else:
@@ -147,6 +149,14 @@ def scaling_rows(row: dict, path: str) -> list[dict]:
     ]
 
 
+def attention_row(row: dict, path: str) -> dict:
+    """One implementation, sequence, shape and phase. The benchmark is the folder that the pipeline put the rows in."""
+    (bench,) = _folders(path, 1)
+    kept = {name: row.get(name) for name in ATTENTION if name in row}
+    impl = str(row.get("impl", "")).rpartition(":")[2]
+    return kept | {"bench": bench, "impl": impl, "status": _status(row, path)} | _machine(row, path)
+
+
 def history_rows(record: dict, run: dict) -> list[dict]:
     """The epochs of one run. `seconds` counts training since its start, `wall_s` adds what came before it."""
     key = {name: run[name] for name in ("group", "dataset", "system", "model", "seed")}
@@ -208,7 +218,9 @@ def _frame(name: str, rows: list[dict]) -> pd.DataFrame:
     extra = [column for column in frame.columns if column not in SCHEMAS[name]]
     extra.sort(key=lambda column: (len(column), column))  # amortised_5 before amortised_10
     frame = conform(frame.reindex(columns=[*SCHEMAS[name], *extra]), name)
-    last = {"runs": [], "scaling": ["seq_len", "kind"], "history": ["epoch"]}[name]
+    last = {"runs": [], "scaling": ["seq_len", "kind"], "history": ["epoch"]}
+    last["attention"] = ["bench", "num_tokens", "heads", "head_dim", "impl", "phase"]
+    last = last[name]
     keys = [key for key in ("group", "dataset", "model", "system", "seed") if key in frame.columns] + last
     return frame.sort_values(keys, kind="stable", ignore_index=True)
 

@@ -1,11 +1,12 @@
 """The tidy tables between records and figures: their columns, how they are read, and what may be compared.
 
-Three tables, one folder:
+Four tables, one folder:
 
 * `runs`     one row a training run,
 * `scaling`  one row a (system, model, data set, sequence length, kind of step) of a step benchmark; what belongs to the
              whole record (peak memory, pairs, recall, status) is repeated for each kind,
-* `history`  one row a (run, epoch).
+* `history`  one row a (run, epoch),
+* `attention` one row a (benchmark, implementation, sequence, shape, phase) of attention alone.
 
 A value that was not measured is empty, never 0. Shares and metrics are fractions, times seconds, memory bytes.
 """
@@ -97,7 +98,31 @@ HISTORY = {
     "wall_s": NUMBER,
 }
 
-SCHEMAS = {"runs": RUNS, "scaling": SCALING, "history": HISTORY}
+ATTENTION = {
+    "bench": TEXT,
+    "impl": TEXT,
+    "num_tokens": WHOLE,
+    "pairs": NUMBER,
+    "heads": WHOLE,
+    "head_dim": WHOLE,
+    "precision": TEXT,
+    "bias": TEXT,
+    "phase": TEXT,
+    "status": TEXT,
+    "error": TEXT,
+    "median": NUMBER,
+    "q25": NUMBER,
+    "q75": NUMBER,
+    "n": WHOLE,
+    "floor_s": NUMBER,
+    "bytes": NUMBER,
+    "flop": NUMBER,
+    "memory_bytes": NUMBER,
+    "threads": WHOLE,
+    **_MACHINE,
+}
+
+SCHEMAS = {"runs": RUNS, "scaling": SCALING, "history": HISTORY, "attention": ATTENTION}
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -111,11 +136,12 @@ class MachineMismatch(ValueError):
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tidy tables as data frames."""
+    """The tidy tables as data frames."""
 
     runs: pd.DataFrame
     scaling: pd.DataFrame
     history: pd.DataFrame
+    attention: pd.DataFrame
 
     @property
     def systems(self) -> list[str]:
@@ -151,7 +177,7 @@ def conform(frame: pd.DataFrame, name: str, origin: object = "table") -> pd.Data
 
 
 def load_tables(folder: str | Path) -> Tables:
-    """Read `runs.csv`, `scaling.csv` and `history.csv` of `folder`. ValueError names what is missing."""
+    """Read one CSV file a table from `folder`. ValueError names what is missing."""
     tables = {}
     for name, schema in SCHEMAS.items():
         path = Path(folder) / f"{name}.csv"

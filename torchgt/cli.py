@@ -41,12 +41,29 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     bench = commands.add_parser("bench", help="measure")
-    kinds = bench.add_subparsers(dest="bench", required=True, metavar="steps")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="steps|attention")
     steps = kinds.add_parser("steps", help="step time and memory of one system against sequence length")
     steps.add_argument("--config", type=Path, required=True, help="YAML file with the keys of BenchConfig")
     steps.add_argument("--out", type=Path, required=True, help="where the rows (JSON) go")
     steps.add_argument("--plugin", action="append", default=[], help="module that registers systems; repeatable")
     steps.set_defaults(run=_bench_steps)
+
+    attention = kinds.add_parser("attention", help="attention implementations side by side, verified, then timed")
+    attention.add_argument("--config", type=Path, help="YAML file with the keys of AttentionBenchConfig; options add")
+    attention.add_argument("--store", help="store whose graph makes the pattern")
+    attention.add_argument("--synthetic", metavar="NODES:PAIRS", help="a made-up graph of this size instead")
+    attention.add_argument("--length", action="append", help='node tokens, or "all"; repeatable')
+    attention.add_argument("--shape", action="append", metavar="HEADSxDIM", help="for instance 8x8; repeatable")
+    attention.add_argument("--impl", action="append", help="implementation or module:function; repeatable")
+    attention.add_argument("--bias", help="none | type | pair | both")
+    attention.add_argument("--precision", help="fp32 | bf16 | fp64")
+    attention.add_argument("--dropout", type=float)
+    attention.add_argument("--num-global", type=int)
+    attention.add_argument("--threads", type=int)
+    attention.add_argument("--repeats", type=int)
+    attention.add_argument("--memory-gb", type=float, help="memory of a trial, 10^9 bytes")
+    attention.add_argument("--out", type=Path, help="where the rows (JSON) go; the summary goes to stderr")
+    attention.set_defaults(run=_bench_attention)
 
     info = commands.add_parser("info", help="describe a store")
     info.add_argument("store", type=Path)
@@ -74,6 +91,39 @@ def _bench_steps(arguments: argparse.Namespace) -> int:
     config.plugins = [*config.plugins, *(p for p in arguments.plugin if p not in config.plugins)]
     write_json_atomic(arguments.out, bench_steps(config))
     return 0
+
+
+def _bench_attention(arguments: argparse.Namespace) -> int:
+    from torchgt.bench.attention import AttentionBenchConfig, bench_attention
+    from torchgt.files import write_json_atomic
+    from torchgt.training.config import build, read_yaml
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    values = read_yaml(arguments.config) if arguments.config else {}
+    options = {"impls": arguments.impl, "lengths": arguments.length, "shapes": arguments.shape}
+    options |= {key: getattr(arguments, key) for key in ("store", "bias", "precision", "dropout", "num_global")}
+    options |= {key: getattr(arguments, key) for key in ("threads", "repeats", "memory_gb")}
+    if arguments.synthetic is not None:
+        options["synthetic"] = dict(
+            zip(("nodes", "pairs"), _numbers("--synthetic", arguments.synthetic, ":"), strict=True)
+        )
+    if arguments.shape:
+        options["shapes"] = [_numbers("--shape", shape, "x") for shape in arguments.shape]
+    if arguments.length:
+        options["lengths"] = [int(n) if n.isdigit() else n for n in arguments.length]
+    values |= {key: value for key, value in options.items() if value is not None}
+    result = bench_attention(build(AttentionBenchConfig, values))
+    if arguments.out:
+        write_json_atomic(arguments.out, result)
+    return 0
+
+
+def _numbers(option: str, text: str, separator: str) -> list[int]:
+    """Two whole numbers with a separator between them."""
+    parts = text.replace(",", "").split(separator)
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise ConfigError(f"{option}: {text!r}; allowed: two whole numbers with {separator!r} between them")
+    return [int(part) for part in parts]
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -30,12 +30,13 @@ from torchgt.training.config import RunConfig
 SCHEMAS = Path(__file__).parent / "schemas"
 
 SYSTEMS = ("torchgt", "gp-raw", "gp-flash", "gp-sparse", "gcn", "sage", "mlp", "random-blocks")
+IMPLEMENTATIONS = ("reference", "scatter", "cpu", "triton", "dense")
 BASELINES = "baselines"  # the module that registers all of them but torchgt
 # Which module prepares a data set.
 SOURCES = {"wordnet": "datasets.wordnet"}
 # Named by config/paper.yaml already; no module prepares them yet.
 PLANNED_SOURCES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "amazon")
-FIGURES = ("speedup", "sequence_length", "accuracy", "convergence")
+FIGURES = ("speedup", "sequence_length", "attention", "accuracy", "convergence")
 TABLES = ("results",)
 DEFAULT_MODEL = "graphormer-slim"
 
@@ -111,6 +112,7 @@ class Matrix:
         self.chosen = self._hyperparameters()
         self.runs = self._unique(self._runs(), "run")
         self.benches = self._unique(self._benches(), "scaling entry")
+        self.attention = self._unique(self._attention(), "attention entry")
         self.trials = self._unique(self._trials(), "trial")
         self.figures = self._drawings("figures", FIGURES)
         self.tables = self._drawings("tables", TABLES)
@@ -118,7 +120,7 @@ class Matrix:
     @property
     def jobs(self) -> dict[str, Job]:
         """Runs, trials and benchmarks by their folder."""
-        return self.runs | self.trials | self.benches
+        return self.runs | self.trials | self.benches | self.attention
 
     @property
     def groups(self) -> list[str]:
@@ -293,6 +295,27 @@ class Matrix:
                 config = merge(config, entry.get("settings", {}))
                 folder = f"{self.results}/scaling/{entry['dataset']}/{config['model']}/{system}"
                 yield self._job(folder, entry["dataset"], system, config)
+
+    def _attention(self) -> Iterable[Job]:
+        for index, entry in enumerate(self.config.get("attention", [])):
+            key = f"attention[{index}]"
+            _known(f"{key}.dataset", "data set", entry["dataset"], self.datasets, "what `datasets` lists")
+            files: tuple[str, ...] = ()
+            for place, impl in enumerate(entry["impls"]):
+                module, _, function = impl.partition(":")
+                if function:
+                    files += self._module_files(module, f"{key}.impls[{place}]")
+                else:
+                    note = "module:function is a callable of your own"
+                    _known(f"{key}.impls[{place}]", "implementation", impl, IMPLEMENTATIONS, note)
+            config = {name: value for name, value in entry.items() if name not in ("name", "dataset")}
+            config |= {
+                "store": f"{self.results}/stores/{entry['dataset']}",
+                "threads": self.threads,
+                "results_version": RESULTS_VERSION,
+            }
+            folder = f"{self.results}/attention/{entry['name']}"
+            yield Job(folder=folder, dataset=entry["dataset"], system="", config=config, files=files)
 
     def _base(self, entry: dict[str, Any], system: str) -> dict[str, Any]:
         module = self.systems[system]

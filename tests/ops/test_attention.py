@@ -320,3 +320,29 @@ def test_types_of_a_wide_table():
     inputs = make_inputs(pattern, 8, 8, bias=True)
     for impl in IMPLS:
         assert_close(attend(pattern, inputs, impl), exact_results(pattern, inputs))
+
+
+@pytest.mark.parametrize("num_global", [0, 1])
+def test_hub_rows_and_columns_are_split(num_global):
+    """A row and a column of more pairs than one thread takes in one go, and a hub that attends to itself."""
+    num_nodes, hub = 9001, 4500
+    others = torch.arange(num_nodes)
+    edge_index = torch.cat((torch.stack((others, others.new_full((num_nodes,), hub))), edges((3, 5), (8, 5))), 1)
+    graph = Graph.from_edge_index(edge_index, num_nodes, symmetrize=True)
+    pattern = AttentionPattern.from_graph(graph, num_global=num_global)
+    assert int(pattern.rowptr.diff().max()) > 8192
+    for dtype, options in ((torch.float64, {"bias": True, "dropout_p": 0.3}), (torch.float32, {"bias": True})):
+        inputs = make_inputs(pattern, 2, 8, dtype, **options)
+        found, exact = attend(pattern, inputs, "cpu"), exact_results(pattern, inputs)
+        if dtype == torch.float64:
+            assert_close(found, exact)
+        else:
+            eager = attend(pattern, inputs, "scatter")
+            check_error([(found, eager, exact)], dtype)
+        with_lse = graph_attention_with_lse(
+            inputs.query, inputs.key, inputs.value, pattern, impl="cpu", type_bias=inputs.type_bias
+        )
+        plain = graph_attention_with_lse(
+            inputs.query, inputs.key, inputs.value, pattern, impl="scatter", type_bias=inputs.type_bias
+        )
+        torch.testing.assert_close(with_lse[1], plain[1], rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """Figures and tables over made-up records: what is compared, what is refused, what a failure looks like."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from figures import accuracy, collect, convergence, records, results, sequence_length, speedup, style
+from figures import accuracy, attention, collect, convergence, records, results, sequence_length, speedup, style
 
 FIGURES = {"speedup": speedup, "sequence_length": sequence_length, "accuracy": accuracy, "convergence": convergence}
+FIGURES["attention"] = attention
 MACHINE = {
     "cpu_model": "Example CPU",
     "threads": 2,
@@ -118,6 +120,28 @@ class Store:
         rows = [step_row(system, n, model, **changes) for n in LENGTHS if n <= longest]
         self.rows(system, rows + ([step_row(system, 2 * longest, model, end)] if end else []), model)
 
+    def attention(self, bench, points, ended=()):
+        """Rows of made-up times; `points` are (tokens, heads, head dimension)."""
+        rows = []
+        for (tokens, heads, dim), impl in itertools.product(
+            points, ("cpu", "scatter", "other.lib:pyg_transformer_conv")
+        ):
+            shared = {
+                "impl": impl, "num_tokens": tokens, "pairs": 4 * tokens, "heads": heads, "head_dim": dim,
+                "precision": "fp32", "bias": "none", "threads": 2, "machine_class": MACHINE,
+            }  # fmt: skip
+            slow = {"cpu": 1.0, "scatter": 22.0}.get(impl, 24.0)
+            for phase, share in (("forward", 1.0), ("backward", 2.2), ("total", 3.2)):
+                floor = share * tokens * heads * dim * 1e-9
+                row = shared | {"phase": phase, "status": "ok", "error": None, "floor_s": floor, "bytes": 1, "flop": 1}
+                if (impl, tokens) in ended:
+                    row |= {"status": "oom", "error": "the child died", "memory_bytes": None}
+                else:
+                    t = 4 * slow * floor
+                    row |= {"median": t, "q25": 0.95 * t, "q75": 1.1 * t, "n": 20, "memory_bytes": slow * tokens * 32}
+                rows.append(row)
+        self.put(f"attention/{bench}/rows.json", {"format": 1, "kind": "bench-attention", "rows": rows})
+
     def tables(self):
         collect.write(collect.collect(self.paths), self.folder)
         return records.load_tables(self.folder)
@@ -139,6 +163,8 @@ def fill(store):
     for model in ("graphormer-slim", "gt"):
         for system in STEPS:
             store.bench(system, model)
+    store.attention("length", [(n, 8, 8) for n in LENGTHS], ended=[("scatter", 117659)])
+    store.attention("width", [(16384, *shape) for shape in ((3, 5), (8, 8), (32, 24))])
     return store
 
 
@@ -534,3 +560,21 @@ def test_results_fill_the_marked_part_of_a_readme(full, tables, tmp_path):
 def test_results_without_runs(store):
     tables = store.tables()
     assert results.markdown(results.frame(tables), tables).startswith("No run was recorded.")
+
+
+def test_attention_points(tables, drawn):
+    fig, data = drawn["attention"]
+    assert set(data["bench"]) == {"length", "width"}
+    assert set(data["impl"]) == {"cpu", "scatter", "pyg_transformer_conv"}  # a module's name is left out
+    ended = data[(data["impl"] == "scatter") & (data["num_tokens"] == 117659)]
+    assert ended["median"].isna().all() and (ended["status"] == "oom").all()
+    legends = [text.get_text() for part in fig.subfigs for legend in part.legends for text in legend.get_texts()]
+    assert any("gather/scatter (memory" in text for text in legends) and legends.count("floor") == 2
+    ratio = data[data["phase"] == "total"].set_index(["impl", "num_tokens", "heads"])["median"]
+    assert ratio["scatter", 65536, 8] / ratio["cpu", 65536, 8] == pytest.approx(22)
+
+
+def test_attention_without_measurements(store):
+    store.run("whole", "mlp", 0)
+    fig, data = attention.draw(store.tables())
+    assert data.empty and "No attention was measured" in fig.axes[0].texts[0].get_text()

@@ -63,6 +63,7 @@ TINY = {
             "budget": {"step_s": 1, "memory_gb": 1},
         }
     ],
+    "attention": [],
     "figures": ["accuracy"],
     "tables": ["results"],
     "hyperparameters": None,

@@ -193,6 +193,46 @@ def test_benchmark_configurations_are_accepted_by_the_benchmark():
     assert build(BenchConfig, yaml.safe_load(job.text)).budget.memory_bytes == 1_500_000_000
 
 
+ATTENTION = {"name": "length", "dataset": "wordnet-64", "impls": ["cpu", "baselines.attention:pyg_transformer_conv"]}
+
+
+def test_attention_benchmarks_are_accepted_by_the_benchmark():
+    from torchgt.bench.attention import AttentionBenchConfig
+    from torchgt.training.config import build
+
+    entry = SCHEMA["properties"]["attention"]["items"]["properties"]
+    by_the_pipeline = {"store", "synthetic", "threads", "results_version"}
+    assert set(entry) - {"name", "dataset"} == fields(AttentionBenchConfig, by_the_pipeline)
+    for name in CONFIGS:
+        for job in matrix(yaml.safe_load((ROOT / f"config/{name}.yaml").read_text())).attention.values():
+            build(AttentionBenchConfig, yaml.safe_load(job.text))
+    (job,) = matrix(TINY | {"attention": [ATTENTION]}).attention.values()
+    assert job.folder == "out/attention/length" and job.files == ("baselines/attention.py",)
+    assert job.config["store"] == "out/stores/wordnet-64"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "wordnet-65"}, "attention[0].dataset: unknown data set 'wordnet-65' (did you mean 'wordnet-64'?)"),
+        ({"impls": ["cup"]}, "attention[0].impls[0]: unknown implementation 'cup' (did you mean 'cpu'?)"),
+        ({"impls": ["no.such:thing"]}, "attention[0].impls[0]: no module named 'no.such'"),
+        ({"shapes": [[8]]}, "attention[0].shapes[0]"),
+    ],
+)
+def test_bad_attention_benchmarks(changes, message):
+    with pytest.raises(MatrixError, match=re.escape(message)):
+        matrix(TINY | {"attention": [ATTENTION | changes]})
+
+
+def test_implementations_are_those_of_the_library():
+    from matrix import IMPLEMENTATIONS
+
+    from torchgt.attention import available_impls
+
+    assert set(IMPLEMENTATIONS) == set(available_impls())
+
+
 def test_names_of_systems_models_and_sources_exist():
     from datasets import prepare
     from torchgt.models.config import MODEL_NAMES

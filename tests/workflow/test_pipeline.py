@@ -107,7 +107,9 @@ def test_committed_configurations_plan_their_jobs(checkout, name):
     output = checkout.snakemake("--dry-run", "--configfile", f"config/{name}.yaml")
     counts = job_counts(output)
     assert counts["train"] > 0 and counts["bench_steps"] > 0
-    assert {f"figure_{figure}" for figure in ("speedup", "sequence_length", "accuracy", "convergence")} < set(counts)
+    assert {
+        f"figure_{figure}" for figure in ("speedup", "sequence_length", "attention", "accuracy", "convergence")
+    } < set(counts)
     missing = "no module prepares these data sets yet"
     assert (missing in output) == (name == "paper")
     if name == "paper":

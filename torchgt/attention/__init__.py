@@ -5,7 +5,7 @@ can be read, tested and timed alone. `token_dropout` is the matching dropout ove
 `available_impls` tells which implementations can run here and why the others cannot.
 """
 
-from torchgt.attention.api import available_impls, graph_attention, graph_attention_with_lse
+from torchgt.attention.api import IMPLEMENTATIONS, available_impls, graph_attention, graph_attention_with_lse
 from torchgt.attention.dropout import token_dropout
 
-__all__ = ["available_impls", "graph_attention", "graph_attention_with_lse", "token_dropout"]
+__all__ = ["IMPLEMENTATIONS", "available_impls", "graph_attention", "graph_attention_with_lse", "token_dropout"]

@@ -225,6 +225,15 @@ class RunConfig:
 
 def load_yaml(cls: type, path: str | Path) -> Any:
     """Read `path` as YAML into the dataclass `cls`; every error is a ConfigError that names the file."""
+    try:
+        return build(cls, read_yaml(path))
+    except ConfigError as error:
+        prefix = "" if str(error).startswith(f"{path}: ") else f"{path}: "
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; every error is a ConfigError that names the file."""
     path = Path(path)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -234,10 +243,7 @@ def load_yaml(cls: type, path: str | Path) -> Any:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds {type(values).__name__}; allowed: a mapping of keys to values")
-    try:
-        return build(cls, values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return values
 
 
 def build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:

@@ -4,13 +4,13 @@
 rule collect:
     input:
         records=[f"{folder}/record.json" for folder in MATRIX.runs],
-        rows=[f"{folder}/rows.json" for folder in MATRIX.benches],
+        rows=[f"{folder}/rows.json" for folder in [*MATRIX.benches, *MATRIX.attention]],
         code=["figures/collect.py", "figures/records.py"],
     output:
         expand(
             "{results}/tables/{table}.{kind}",
             results=RESULTS,
-            table=["runs", "scaling", "history"],
+            table=["runs", "scaling", "history", "attention"],
             kind=["csv", "parquet"],
         ),
     log:

@@ -25,6 +25,7 @@ wildcard_constraints:
     group="|".join(GROUPS) or "none",
     system="|".join(MATRIX.systems),
     seed=r"\d+",
+    bench=r"[\w.-]+",
 
 
 def run_job(wildcards):
@@ -39,6 +40,10 @@ def bench_job(wildcards):
     ]
 
 
+def attention_job(wildcards):
+    return MATRIX.attention[f"{RESULTS}/attention/{wildcards.bench}"]
+
+
 def wanted():
     """Every file that the configuration asks for.
 
@@ -47,9 +52,10 @@ def wanted():
     """
     return (
         [f"{folder}/record.json" for folder in MATRIX.runs]
-        + [f"{folder}/rows.json" for folder in MATRIX.benches]
+        + [f"{folder}/rows.json" for folder in [*MATRIX.benches, *MATRIX.attention]]
         + expand(
-            f"{RESULTS}/tables/{{table}}.parquet", table=["runs", "scaling", "history"]
+            f"{RESULTS}/tables/{{table}}.parquet",
+            table=["runs", "scaling", "history", "attention"],
         )
         + expand(
             f"{RESULTS}/figures/{{figure}}.{{kind}}",

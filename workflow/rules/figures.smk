@@ -2,7 +2,7 @@
 TABLE_FILES = expand(
     "{results}/tables/{table}.csv",
     results=RESULTS,
-    table=["runs", "scaling", "history"],
+    table=["runs", "scaling", "history", "attention"],
 )
 REFERENCE_FILES = sorted(str(path) for path in Path("figures/reference").glob("*.csv"))
 

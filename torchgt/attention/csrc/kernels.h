@@ -27,32 +27,42 @@ struct Params {
   int64_t head_offset;
   const int64_t* token_ids;               // [N] or null
   void* out;                              // S [N, H, D]
-  void *top, *total;                      // A [N, H]: largest score of each row, and sum of exp(score - top)
+  void* sums;                             // A [N, 2, H]: largest score of each row, 1 / sum of exp(score - largest)
   // Backward only.
   const void* grad_out;                   // S [N, H, D], contiguous
-  const void* grad_total;                 // A [N, H] or null
-  void* stats;                            // A [N, 3H]: by group of heads, top, 1 / total, delta
+  const void* grad_sums;                  // A [N, 2, H] or null; the first half is not read
+  void* delta;                            // A [N, H]
   void *grad_q, *grad_k, *grad_v;         // S [N, H, D]
   void* grad_pair_bias;                   // S [E, H] or null
   bool want_type_bias;
+  int64_t long_row, long_column;          // rows and columns of more pairs than this are computed in parts
 };
 
-// A range of work by one thread. Node rows and columns are owned by one call each. A row or column of a global token
-// is computed in parts, whose partial sums `*_merge` adds up in order; `partial` has partial_size() elements of A.
+// A range of work by one thread. Most rows and columns are owned by one call each. A long one (a global token's, a
+// hub's) is computed in parts of its pairs, whose partial sums `*_merge` adds up in order; `partial` has
+// partial_size() elements of A. The functions over ranges leave the long ones out.
 struct Kernels {
   void (*forward_rows)(const Params&, int64_t begin, int64_t end);
-  void (*forward_global)(const Params&, int64_t row, int64_t begin, int64_t end, void* partial);
+  void (*forward_part)(const Params&, int64_t row, int64_t begin, int64_t end, void* partial);
   void (*forward_merge)(const Params&, int64_t row, int64_t parts, const void* partials);
-  void (*row_stats)(const Params&, int64_t row);
+  void (*row_delta)(const Params&, int64_t row);
   void (*backward_rows)(const Params&, int64_t begin, int64_t end, double* grad_type);
-  void (*backward_global_row)(const Params&, int64_t row, int64_t begin, int64_t end, void* partial, double* grad_type);
+  void (*backward_row_part)(const Params&, int64_t row, int64_t begin, int64_t end, void* partial, double* grad_type);
   void (*backward_row_merge)(const Params&, int64_t row, int64_t parts, const void* partials);
   void (*backward_columns)(const Params&, int64_t begin, int64_t end);
-  void (*backward_global_column)(const Params&, int64_t column, int64_t begin, int64_t end, void* partial);
+  void (*backward_column_part)(const Params&, int64_t column, int64_t begin, int64_t end, void* partial);
   void (*backward_column_merge)(const Params&, int64_t column, int64_t parts, const void* partials);
   void (*token_dropout)(const void* x, void* y, int64_t rows, int64_t channels, int64_t first_row, uint64_t seed_key,
                         uint32_t threshold, double keep_scale);
 };
+
+// Pairs of a row, those with global tokens included; so of a column.
+inline int64_t row_size(const Params& p, int64_t i) {
+  return i < p.num_global ? p.num_tokens : p.num_global + p.rowptr[i + 1] - p.rowptr[i];
+}
+inline int64_t column_size(const Params& p, int64_t j) {
+  return j < p.num_global ? p.num_tokens : p.num_global + p.rowptr_t[j + 1] - p.rowptr_t[j];
+}
 
 inline int64_t partial_size(const Params& p) { return p.num_heads * (2 * p.head_dim + 2); }
 

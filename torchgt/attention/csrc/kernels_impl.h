@@ -49,6 +49,15 @@ struct Pairs {
   int64_t limit;         // end of col, for prefetching
 
   TORCHGT_INLINE int64_t count() const { return lead + stored; }
+  // Pairs begin .. end of these.
+  Pairs part(int64_t begin, int64_t end) const {
+    Pairs cut = *this;
+    cut.lead_begin = lead_begin + std::min(begin, lead);
+    cut.lead = std::clamp(end, int64_t{0}, lead) - std::min(begin, lead);
+    cut.first = first + std::max<int64_t>(begin - lead, 0);
+    cut.stored = std::max<int64_t>(end - lead, 0) - std::max<int64_t>(begin - lead, 0);
+    return cut;
+  }
   TORCHGT_INLINE int64_t at(int64_t e) const {
     return wide ? static_cast<const int64_t*>(col)[e] : static_cast<const int32_t*>(col)[e];
   }
@@ -61,6 +70,7 @@ struct Pairs {
 };
 
 inline Pairs row_pairs(const Params& p, int64_t i) {
+  if (i < p.num_global) return {0, p.num_tokens, p.num_types - 2, nullptr, false, nullptr, 0, 0, 0};
   return {0,      p.num_global, p.num_types - 1, p.col, p.wide, nullptr, p.rowptr[i], p.rowptr[i + 1] - p.rowptr[i],
           p.num_pairs};
 }
@@ -282,13 +292,14 @@ struct Group {
   TORCHGT_INLINE void finish(int64_t i, const Softmax& state, const A* sums) const {
     const V factor = state.total == zero() ? zero() : splat<V>(A(1)) / state.total;
     write(sums, static_cast<S*>(p.out) + i * packed() + head0 * dim(), factor);
-    store_first<NH>(static_cast<A*>(p.top) + i * p.num_heads + head0, state.top);
-    store_first<NH>(static_cast<A*>(p.total) + i * p.num_heads + head0, state.total);
+    store_first<NH>(sums_at(i), state.top);
+    store_first<NH>(sums_at(i) + p.num_heads, factor);
   }
 
   void forward_rows(int64_t begin, int64_t end) const {
     Sums q(slice_size()), sums(slice_size());
     for (int64_t i = begin; i < end; ++i) {
+      if (row_size(p, i) > p.long_row) continue;
       prefetch_row(p.q, p.q_stride, i);
       read(slice(p.q, p.q_stride, i), q.data);
       Softmax state = start(sums.data);
@@ -297,11 +308,11 @@ struct Group {
     }
   }
 
-  void forward_global(int64_t i, int64_t begin, int64_t end, A* partial) const {
+  void forward_part(int64_t i, int64_t begin, int64_t end, A* partial) const {
     Sums q(slice_size()), sums(slice_size());
     read(slice(p.q, p.q_stride, i), q.data);
     Softmax state = start(sums.data);
-    forward_pairs(range(begin, end, p.num_types - 2), i, q.data, state, sums.data);
+    forward_pairs(row_pairs(p, i).part(begin, end), i, q.data, state, sums.data);
     for (int h = 0; h < NH; ++h) {
       A* to = partial + (head0 + h) * (2 * dim() + 2);
       to[0] = state.top[h];
@@ -318,31 +329,33 @@ struct Group {
   struct Stats {
     V top, inverse, delta;
   };
-  TORCHGT_INLINE A* stats_at(int64_t i) const { return static_cast<A*>(p.stats) + 3 * (i * p.num_heads + head0); }
-  TORCHGT_INLINE Stats read_stats(int64_t i) const {
-    const A* from = stats_at(i);
-    return {load_first<NH>(from), load_first<NH>(from + NH), load_first<NH>(from + 2 * NH)};
+  TORCHGT_INLINE A* sums_at(int64_t i) const { return static_cast<A*>(p.sums) + 2 * i * p.num_heads + head0; }
+  TORCHGT_INLINE A* delta_at(int64_t i) const { return static_cast<A*>(p.delta) + i * p.num_heads + head0; }
+  TORCHGT_INLINE void prefetch_stats(int64_t i) const {
+    __builtin_prefetch(sums_at(i));
+    __builtin_prefetch(sums_at(i) + p.num_heads);
+    __builtin_prefetch(delta_at(i));
   }
-  TORCHGT_INLINE void write_stats(int64_t i, const Stats& stats) const {
-    A* to = stats_at(i);
-    store_first<NH>(to, stats.top);
-    store_first<NH>(to + NH, stats.inverse);
-    store_first<NH>(to + 2 * NH, stats.delta);
-  }
-  // Everything but the sum in delta. A row without weights gets factor 0, and no infinity that could make a NaN.
+  // Without the delta. A row without weights gets factor 0, and no infinity that could make a NaN.
   TORCHGT_INLINE Stats softmax_stats(int64_t i) const {
-    const V top = load_first<NH>(static_cast<const A*>(p.top) + i * p.num_heads + head0);
-    const V total = load_first<NH>(static_cast<const A*>(p.total) + i * p.num_heads + head0);
-    Stats stats{top == lowest() ? zero() : top, total == zero() ? zero() : splat<V>(A(1)) / total, zero()};
-    if (p.grad_total) {
-      stats.delta = -total * load_first<NH>(static_cast<const A*>(p.grad_total) + i * p.num_heads + head0);
-    }
+    const V top = load_first<NH>(sums_at(i));
+    return {top == lowest() ? zero() : top, load_first<NH>(sums_at(i) + p.num_heads), zero()};
+  }
+  TORCHGT_INLINE Stats read_stats(int64_t i) const {
+    Stats stats = softmax_stats(i);
+    stats.delta = load_first<NH>(delta_at(i));
     return stats;
   }
+  // What the gradient of the log-sum-exp, which arrives through 1 / total, takes from delta.
+  TORCHGT_INLINE V delta_of_sums(int64_t i, const Stats& stats) const {
+    if (!p.grad_sums) return zero();
+    return stats.inverse * load_first<NH>(static_cast<const A*>(p.grad_sums) + (2 * i + 1) * p.num_heads + head0);
+  }
+  // With the delta by the output, which is stored.
   TORCHGT_INLINE Stats all_stats(int64_t i, const A* grad_out) const {
     Stats stats = softmax_stats(i);
-    stats.delta += dot(grad_out, slice(p.out, packed(), i));
-    write_stats(i, stats);
+    stats.delta = delta_of_sums(i, stats) + dot(grad_out, slice(p.out, packed(), i));
+    store_first<NH>(delta_at(i), stats.delta);
     return stats;
   }
 
@@ -392,9 +405,10 @@ struct Group {
     } else {
       const int n = static_cast<int>(pairs.count());
       stats = softmax_stats(i);
+      stats.delta = delta_of_sums(i, stats);
       weigh(pairs, 0, n, row, q, grad_out, stats, token, attention, grad);
       for (int t = 0; t < n; ++t) stats.delta += attention[t] * grad[t];
-      write_stats(i, stats);
+      store_first<NH>(delta_at(i), stats.delta);
       for (int t = 0; t < n; t += kBlock) {
         const int m = std::min(n - t, kBlock);
         spread(pairs, t, m, stats.delta, token + t, attention + t, grad + t, grad_q, grad_type);
@@ -411,6 +425,7 @@ struct Group {
   void backward_rows(int64_t begin, int64_t end, double* grad_type) const {
     Sums q(slice_size()), grad_out(slice_size()), grad_q(slice_size());
     for (int64_t i = begin; i < end; ++i) {
+      if (row_size(p, i) > p.long_row) continue;
       prefetch_row(p.q, p.q_stride, i);
       prefetch_row(p.grad_out, packed(), i);
       read(slice(p.q, p.q_stride, i), q.data);
@@ -421,16 +436,16 @@ struct Group {
     }
   }
 
-  void backward_global_row(int64_t i, int64_t begin, int64_t end, A* partial, double* grad_type) const {
+  void backward_row_part(int64_t i, int64_t begin, int64_t end, A* partial, double* grad_type) const {
     Sums q(slice_size()), grad_out(slice_size()), grad_q(slice_size());
     read(slice(p.q, p.q_stride, i), q.data);
     read(slice(p.grad_out, packed(), i), grad_out.data);
     clear(grad_q.data);
-    backward_row(range(begin, end, p.num_types - 2), i, q.data, grad_out.data, true, grad_q.data, grad_type);
+    backward_row(row_pairs(p, i).part(begin, end), i, q.data, grad_out.data, true, grad_q.data, grad_type);
     copy_partial(grad_q.data, partial, 0);
   }
 
-  void global_row_stats(int64_t i) const {
+  void row_delta(int64_t i) const {
     Sums grad_out(slice_size());
     read(slice(p.grad_out, packed(), i), grad_out.data);
     all_stats(i, grad_out.data);
@@ -456,8 +471,7 @@ struct Group {
           const int64_t soon = pairs.at(e);
           prefetch(slice(p.q, p.q_stride, soon));
           prefetch(slice(p.grad_out, packed(), soon));
-          __builtin_prefetch(stats_at(soon));
-          __builtin_prefetch(stats_at(soon) + 2 * NH);
+          prefetch_stats(soon);
         }
         const int64_t i = token[t] = pairs.token(first + t);
         const V s = score(dot(k, slice(p.q, p.q_stride, i)), pairs, first + t);
@@ -480,6 +494,7 @@ struct Group {
   void backward_columns(int64_t begin, int64_t end) const {
     Sums k(slice_size()), v(slice_size()), grad_k(slice_size()), grad_v(slice_size());
     for (int64_t j = begin; j < end; ++j) {
+      if (column_size(p, j) > p.long_column) continue;
       prefetch_row(p.k, p.k_stride, j);
       prefetch_row(p.v, p.v_stride, j);
       read(slice(p.k, p.k_stride, j), k.data);
@@ -492,16 +507,20 @@ struct Group {
     }
   }
 
-  void backward_global_column(int64_t j, int64_t begin, int64_t end, A* partial) const {
+  void backward_column_part(int64_t j, int64_t begin, int64_t end, A* partial) const {
     Sums k(slice_size()), v(slice_size()), grad_k(slice_size()), grad_v(slice_size());
     read(slice(p.k, p.k_stride, j), k.data);
     read(slice(p.v, p.v_stride, j), v.data);
     clear(grad_k.data);
     clear(grad_v.data);
-    // A pair of two global tokens counts as "from" one.
-    const int64_t middle = std::clamp(p.num_global, begin, end);
-    backward_column(range(begin, middle, p.num_types - 2), j, k.data, v.data, grad_k.data, grad_v.data);
-    backward_column(range(middle, end, p.num_types - 1), j, k.data, v.data, grad_k.data, grad_v.data);
+    if (j < p.num_global) {
+      // A pair of two global tokens counts as "from" one.
+      const int64_t middle = std::clamp(p.num_global, begin, end);
+      backward_column(range(begin, middle, p.num_types - 2), j, k.data, v.data, grad_k.data, grad_v.data);
+      backward_column(range(middle, end, p.num_types - 1), j, k.data, v.data, grad_k.data, grad_v.data);
+    } else {
+      backward_column(column_pairs(p, j).part(begin, end), j, k.data, v.data, grad_k.data, grad_v.data);
+    }
     copy_partial(grad_k.data, partial, 0);
     copy_partial(grad_v.data, partial, 1);
   }
@@ -550,26 +569,26 @@ struct Entry {
   static void forward_rows(const Params& p, int64_t begin, int64_t end) {
     each_group<S>(p, [&](auto group) { group.forward_rows(begin, end); });
   }
-  static void forward_global(const Params& p, int64_t row, int64_t begin, int64_t end, void* partial) {
-    each_group<S>(p, [&](auto group) { group.forward_global(row, begin, end, static_cast<A*>(partial)); });
+  static void forward_part(const Params& p, int64_t row, int64_t begin, int64_t end, void* partial) {
+    each_group<S>(p, [&](auto group) { group.forward_part(row, begin, end, static_cast<A*>(partial)); });
   }
-  static void row_stats(const Params& p, int64_t row) {
-    each_group<S>(p, [&](auto group) { group.global_row_stats(row); });
+  static void row_delta(const Params& p, int64_t row) {
+    each_group<S>(p, [&](auto group) { group.row_delta(row); });
   }
   static void backward_rows(const Params& p, int64_t begin, int64_t end, double* grad_type) {
     each_group<S>(p, [&](auto group) { group.backward_rows(begin, end, grad_type); });
   }
-  static void backward_global_row(const Params& p, int64_t row, int64_t begin, int64_t end, void* partial,
-                                  double* grad_type) {
+  static void backward_row_part(const Params& p, int64_t row, int64_t begin, int64_t end, void* partial,
+                                double* grad_type) {
     each_group<S>(p, [&](auto group) {
-      group.backward_global_row(row, begin, end, static_cast<A*>(partial), grad_type);
+      group.backward_row_part(row, begin, end, static_cast<A*>(partial), grad_type);
     });
   }
   static void backward_columns(const Params& p, int64_t begin, int64_t end) {
     each_group<S>(p, [&](auto group) { group.backward_columns(begin, end); });
   }
-  static void backward_global_column(const Params& p, int64_t column, int64_t begin, int64_t end, void* partial) {
-    each_group<S>(p, [&](auto group) { group.backward_global_column(column, begin, end, static_cast<A*>(partial)); });
+  static void backward_column_part(const Params& p, int64_t column, int64_t begin, int64_t end, void* partial) {
+    each_group<S>(p, [&](auto group) { group.backward_column_part(column, begin, end, static_cast<A*>(partial)); });
   }
 
   // Rounded once, by the same path as every other store.
@@ -598,8 +617,8 @@ struct Entry {
       }
       S* out = static_cast<S*>(p.out) + (row * p.num_heads + h) * dim;
       for (int64_t d = 0; d < dim; ++d) store_element(out + d, total == 0 ? A(0) : sums[d] / total);
-      static_cast<A*>(p.top)[row * p.num_heads + h] = top;
-      static_cast<A*>(p.total)[row * p.num_heads + h] = total;
+      static_cast<A*>(p.sums)[2 * row * p.num_heads + h] = top;
+      static_cast<A*>(p.sums)[(2 * row + 1) * p.num_heads + h] = total == 0 ? A(0) : A(1) / total;
     }
   }
 
@@ -650,9 +669,9 @@ struct Entry {
   }
 
   static constexpr Kernels table() {
-    return {forward_rows,     forward_global,         forward_merge,         row_stats,
-            backward_rows,    backward_global_row,    backward_row_merge,    backward_columns,
-            backward_global_column, backward_column_merge, token_dropout};
+    return {forward_rows,  forward_part,      forward_merge,      row_delta,
+            backward_rows, backward_row_part, backward_row_merge, backward_columns,
+            backward_column_part, backward_column_merge, token_dropout};
   }
 };
 

@@ -1,7 +1,6 @@
 // The operators: tensors to raw pointers, and fixed pieces of work to threads.
 //
-// Every piece (a range of rows or columns of about equal work, or a part of a global token's row) depends on the
-// pattern alone, and so does the order in which partial sums are added. Threads only decide who does which piece, so
+// Every piece (a range of rows or columns of about equal work, or a part of a long one) depends on the pattern alone, and so does the order in which partial sums are added. Threads only decide who does which piece, so
 // the results are the same bits at any thread count.
 #include <sys/mman.h>
 
@@ -26,8 +25,9 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t kPieces = 512;       // at most, so that partial sums of the type bias stay small
 constexpr int64_t kPieceWork = 4096;   // at least this many pairs
-constexpr int64_t kGlobalParts = 64;   // of one global token's row, at most
-constexpr int64_t kGlobalPart = 1024;  // tokens, at least
+constexpr int64_t kParts = 64;         // of one long row, at most
+constexpr int64_t kPart = 1024;        // pairs, at least
+constexpr int64_t kLongRow = 8192;     // pairs; shorter rows are never split
 
 const Kernels& kernels_for(at::ScalarType type) {
   switch (type) {
@@ -48,6 +48,43 @@ void in_parallel(int64_t count, const Fn& piece) {
   at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
     for (int64_t n; (n = next.fetch_add(1)) < count;) piece(n);
   });
+}
+
+// A row longer than this would hold up the others, so it is computed in parts. Relative to all pairs, which bounds the
+// number of such rows.
+int64_t long_row(const Params& p) {
+  const int64_t pairs = p.num_pairs + 2 * p.num_global * p.num_tokens;
+  return std::max(kLongRow, pairs / kParts);
+}
+
+struct Part {
+  int64_t row, begin, end;
+};
+
+// The parts of all long rows (or columns), row by row. A global token's row is split, however short: the ranges of
+// `balanced` begin behind those rows.
+template <class Size>
+std::vector<Part> long_parts(int64_t num_tokens, int64_t num_global, int64_t longest, const Size& size) {
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    const int64_t pairs = size(i);
+    if (pairs <= longest && i >= num_global) continue;
+    const int64_t count = std::clamp<int64_t>(pairs / kPart, 1, kParts);
+    for (int64_t n = 0; n < count; ++n) {
+      parts.push_back({i, pairs / count * n + pairs % count * n / count,
+                       pairs / count * (n + 1) + pairs % count * (n + 1) / count});
+    }
+  }
+  return parts;
+}
+
+// Calls f(row, first part, number of parts) for each long row.
+template <class Fn>
+void each_long(const std::vector<Part>& parts, const Fn& f) {
+  for (size_t first = 0, last; first < parts.size(); first = last) {
+    for (last = first + 1; last < parts.size() && parts[last].row == parts[first].row;) ++last;
+    f(parts[first].row, static_cast<int64_t>(first), static_cast<int64_t>(last - first));
+  }
 }
 
 // Bounds of consecutive ranges of rows of about equal work, from row `first`. Work: pairs, and a little for each row.
@@ -74,8 +111,6 @@ std::vector<int64_t> balanced(const int64_t* rowptr, int64_t first, int64_t rows
   if (rows > bounds.back()) bounds.push_back(rows);
   return bounds;
 }
-
-int64_t global_parts(int64_t num_tokens) { return std::clamp<int64_t>(num_tokens / kGlobalPart, 1, kGlobalParts); }
 
 // An uninitialised tensor for results. Large ones ask for huge pages: faulting in 4 KiB pages one by one would take
 // about as long as computing what goes into them.
@@ -169,7 +204,7 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& ro
   return call;
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rowptr,
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rowptr,
                                    const Tensor& col, const OptTensor& pair_type, const OptTensor& pair_bias,
                                    const OptTensor& type_bias, const OptTensor& seed, const OptTensor& token_ids,
                                    int64_t num_global, int64_t num_types, double scale, int64_t threshold,
@@ -180,37 +215,41 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor& k, con
   const Kernels& kernels = *call.kernels;
   const auto accumulate = q.options().dtype(arithmetic(q.scalar_type()));
   Tensor out = allocate(q.sizes(), q.options());
-  Tensor top = allocate({p.num_tokens, p.num_heads}, accumulate);
-  Tensor total = allocate({p.num_tokens, p.num_heads}, accumulate);
-  if (q.numel() == 0) return {out, top.fill_(-std::numeric_limits<double>::infinity()), total.zero_()};
+  Tensor sums = allocate({p.num_tokens, 2, p.num_heads}, accumulate);
+  if (q.numel() == 0) {
+    sums.zero_();
+    return {out, sums};
+  }
   p.out = out.mutable_data_ptr();
-  p.top = top.mutable_data_ptr();
-  p.total = total.mutable_data_ptr();
+  p.sums = sums.mutable_data_ptr();
+  p.long_row = long_row(p);
 
+  const auto size = [&](int64_t i) { return row_size(p, i); };
+  const std::vector<Part> parts = long_parts(p.num_tokens, num_global, p.long_row, size);
+  const int64_t num_parts = static_cast<int64_t>(parts.size());
   const std::vector<int64_t> bounds = balanced(p.rowptr, num_global, p.num_tokens, num_global);
   const int64_t pieces = static_cast<int64_t>(bounds.size()) - 1;
-  const int64_t parts = global_parts(p.num_tokens);
-  Tensor partials = at::empty({num_global, parts, partial_size(p)}, accumulate);
+  Tensor partials = at::empty({num_parts, partial_size(p)}, accumulate);
   char* const partial = static_cast<char*>(partials.mutable_data_ptr());
   const int64_t part_bytes = partial_size(p) * accumulate.dtype().itemsize();
-  // The global rows' parts are the largest pieces, so they go first.
-  in_parallel(num_global * parts + pieces, [&](int64_t n) {
-    if (n < num_global * parts) {
-      const int64_t row = n / parts, part = n % parts;
-      kernels.forward_global(p, row, p.num_tokens * part / parts, p.num_tokens * (part + 1) / parts,
-                             partial + n * part_bytes);
+  // The long rows' parts are the largest pieces, so they go first.
+  in_parallel(num_parts + pieces, [&](int64_t n) {
+    if (n < num_parts) {
+      kernels.forward_part(p, parts[n].row, parts[n].begin, parts[n].end, partial + n * part_bytes);
     } else {
-      n -= num_global * parts;
+      n -= num_parts;
       kernels.forward_rows(p, bounds[n], bounds[n + 1]);
     }
   });
-  for (int64_t row = 0; row < num_global; ++row) kernels.forward_merge(p, row, parts, partial + row * parts * part_bytes);
-  return {out, top, total};
+  each_long(parts, [&](int64_t row, int64_t first, int64_t count) {
+    kernels.forward_merge(p, row, count, partial + first * part_bytes);
+  });
+  return {out, sums};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& grad_out, const OptTensor& grad_total, const Tensor& out, const Tensor& top,
-    const Tensor& total, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rowptr, const Tensor& col, const Tensor& rowptr_t,
+    const Tensor& grad_out, const OptTensor& grad_sums, const Tensor& out, const Tensor& sums, const Tensor& q,
+    const Tensor& k, const Tensor& v, const Tensor& rowptr, const Tensor& col, const Tensor& rowptr_t,
     const Tensor& col_t, const Tensor& index_t, const OptTensor& pair_type, const OptTensor& pair_bias,
     const OptTensor& type_bias, const OptTensor& seed, const OptTensor& token_ids, int64_t num_global,
     int64_t num_types, double scale, int64_t threshold, double keep_scale, int64_t head_offset, bool want_pair_bias,
@@ -221,7 +260,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const Kernels& kernels = *call.kernels;
   const auto accumulate = q.options().dtype(arithmetic(q.scalar_type()));
   check_qkv(grad_out, q, "grad_out");
-  TORCH_CHECK_VALUE(grad_out.is_contiguous() && out.is_contiguous() && top.is_contiguous() && total.is_contiguous(),
+  TORCH_CHECK_VALUE(grad_out.is_contiguous() && out.is_contiguous() && sums.is_contiguous(),
                     "grad_out and what the forward pass kept must be contiguous");
   TORCH_CHECK_VALUE(rowptr_t.scalar_type() == at::kLong && index_t.scalar_type() == at::kLong &&
                         col_t.scalar_type() == col.scalar_type(),
@@ -239,74 +278,68 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   Tensor grad_pair_bias = allocate({want_pair_bias ? p.num_pairs : 0, p.num_heads}, q.options());
   Tensor grad_type_bias = at::zeros({want_type_bias ? num_types : 0, p.num_heads}, accumulate);
   if (q.numel() == 0) return {grad_q, grad_k, grad_v, grad_pair_bias.zero_(), grad_type_bias};
-  Tensor stats = allocate({p.num_tokens, 3 * p.num_heads}, accumulate);
+  Tensor delta = allocate({p.num_tokens, p.num_heads}, accumulate);
   p.grad_out = grad_out.const_data_ptr();
   p.out = const_cast<void*>(out.const_data_ptr());
-  p.top = const_cast<void*>(top.const_data_ptr());
-  p.total = const_cast<void*>(total.const_data_ptr());
-  p.grad_total = data(grad_total);
-  p.stats = stats.mutable_data_ptr();
+  p.sums = const_cast<void*>(sums.const_data_ptr());
+  p.grad_sums = data(grad_sums);
+  p.delta = delta.mutable_data_ptr();
   p.grad_q = grad_q.mutable_data_ptr();
   p.grad_k = grad_k.mutable_data_ptr();
   p.grad_v = grad_v.mutable_data_ptr();
   p.grad_pair_bias = want_pair_bias ? grad_pair_bias.mutable_data_ptr() : nullptr;
-
-  const int64_t parts = global_parts(p.num_tokens);
-  const int64_t num_parts = num_global * parts;
-  Tensor partials = at::empty({num_parts, partial_size(p)}, accumulate);
-  char* const partial = static_cast<char*>(partials.mutable_data_ptr());
+  p.long_row = p.long_column = long_row(p);
   const int64_t part_bytes = partial_size(p) * accumulate.dtype().itemsize();
-  const auto part_of = [&](int64_t n) { return partial + n * part_bytes; };
 
   // Rows: the gradient of the query and of the biases, and what the columns need of each row.
-  const std::vector<int64_t> rows = balanced(p.rowptr, num_global, p.num_tokens, num_global);
-  const int64_t row_pieces = static_cast<int64_t>(rows.size()) - 1;
-  Tensor by_piece =
-      at::zeros({want_type_bias ? num_parts + row_pieces : 0, num_types, p.num_heads}, q.options().dtype(at::kDouble));
-  double* const types = want_type_bias ? by_piece.mutable_data_ptr<double>() : nullptr;
-  const auto types_of = [&](int64_t n) { return types ? types + n * num_types * p.num_heads : nullptr; };
-  for (int64_t row = 0; row < num_global; ++row) kernels.row_stats(p, row);
-  in_parallel(num_parts + row_pieces, [&](int64_t n) {
-    if (n < num_parts) {
-      const int64_t part = n % parts;
-      kernels.backward_global_row(p, n / parts, p.num_tokens * part / parts, p.num_tokens * (part + 1) / parts,
-                                  part_of(n), types_of(n));
-    } else {
-      const int64_t piece = n - num_parts;
-      kernels.backward_rows(p, rows[piece], rows[piece + 1], types_of(n));
-    }
-  });
-  for (int64_t row = 0; row < num_global; ++row) kernels.backward_row_merge(p, row, parts, part_of(row * parts));
-  if (want_type_bias) {
-    std::vector<double> sums(num_types * p.num_heads, 0.0);
-    for (int64_t n = 0; n < num_parts + row_pieces; ++n) {
-      for (size_t t = 0; t < sums.size(); ++t) sums[t] += types_of(n)[t];
-    }
-    for (size_t t = 0; t < sums.size(); ++t) {
-      if (accumulate.dtype() == at::kDouble) {
-        grad_type_bias.mutable_data_ptr<double>()[t] = sums[t];
+  {
+    const auto size = [&](int64_t i) { return row_size(p, i); };
+    const std::vector<Part> parts = long_parts(p.num_tokens, num_global, p.long_row, size);
+    const int64_t num_parts = static_cast<int64_t>(parts.size());
+    const std::vector<int64_t> bounds = balanced(p.rowptr, num_global, p.num_tokens, num_global);
+    const int64_t pieces = static_cast<int64_t>(bounds.size()) - 1;
+    Tensor partials = at::empty({num_parts, partial_size(p)}, accumulate);
+    char* const partial = static_cast<char*>(partials.mutable_data_ptr());
+    Tensor by_piece =
+        at::zeros({want_type_bias ? num_parts + pieces : 0, num_types, p.num_heads}, q.options().dtype(at::kDouble));
+    double* const types = want_type_bias ? by_piece.mutable_data_ptr<double>() : nullptr;
+    const auto types_of = [&](int64_t n) { return types ? types + n * num_types * p.num_heads : nullptr; };
+    each_long(parts, [&](int64_t row, int64_t, int64_t) { kernels.row_delta(p, row); });
+    in_parallel(num_parts + pieces, [&](int64_t n) {
+      if (n < num_parts) {
+        kernels.backward_row_part(p, parts[n].row, parts[n].begin, parts[n].end, partial + n * part_bytes, types_of(n));
       } else {
-        grad_type_bias.mutable_data_ptr<float>()[t] = static_cast<float>(sums[t]);
+        kernels.backward_rows(p, bounds[n - num_parts], bounds[n - num_parts + 1], types_of(n));
       }
+    });
+    each_long(parts, [&](int64_t row, int64_t first, int64_t count) {
+      kernels.backward_row_merge(p, row, count, partial + first * part_bytes);
+    });
+    if (want_type_bias) {  // in order: a library's sum may split by threads
+      Tensor total = at::zeros({num_types, p.num_heads}, by_piece.options());
+      for (int64_t n = 0; n < num_parts + pieces; ++n) total.add_(by_piece.select(0, n));
+      grad_type_bias.copy_(total);
     }
   }
 
   // Columns: the gradients of key and value.
-  const std::vector<int64_t> columns = balanced(p.rowptr_t, num_global, p.num_tokens, num_global);
-  const int64_t column_pieces = static_cast<int64_t>(columns.size()) - 1;
-  in_parallel(num_parts + column_pieces, [&](int64_t n) {
+  const auto size = [&](int64_t j) { return column_size(p, j); };
+  const std::vector<Part> parts = long_parts(p.num_tokens, num_global, p.long_column, size);
+  const int64_t num_parts = static_cast<int64_t>(parts.size());
+  const std::vector<int64_t> bounds = balanced(p.rowptr_t, num_global, p.num_tokens, num_global);
+  const int64_t pieces = static_cast<int64_t>(bounds.size()) - 1;
+  Tensor partials = at::empty({num_parts, partial_size(p)}, accumulate);
+  char* const partial = static_cast<char*>(partials.mutable_data_ptr());
+  in_parallel(num_parts + pieces, [&](int64_t n) {
     if (n < num_parts) {
-      const int64_t part = n % parts;
-      kernels.backward_global_column(p, n / parts, p.num_tokens * part / parts, p.num_tokens * (part + 1) / parts,
-                                     part_of(n));
+      kernels.backward_column_part(p, parts[n].row, parts[n].begin, parts[n].end, partial + n * part_bytes);
     } else {
-      const int64_t piece = n - num_parts;
-      kernels.backward_columns(p, columns[piece], columns[piece + 1]);
+      kernels.backward_columns(p, bounds[n - num_parts], bounds[n - num_parts + 1]);
     }
   });
-  for (int64_t column = 0; column < num_global; ++column) {
-    kernels.backward_column_merge(p, column, parts, part_of(column * parts));
-  }
+  each_long(parts, [&](int64_t column, int64_t first, int64_t count) {
+    kernels.backward_column_merge(p, column, count, partial + first * part_bytes);
+  });
   return {grad_q, grad_k, grad_v, grad_pair_bias, grad_type_bias};
 }
 
@@ -330,9 +363,9 @@ TORCH_LIBRARY(torchgt_cpu, m) {
   m.def(
       "forward(Tensor q, Tensor k, Tensor v, Tensor rowptr, Tensor col, Tensor? pair_type, Tensor? pair_bias, "
       "Tensor? type_bias, Tensor? seed, Tensor? token_ids, int num_global, int num_types, float scale, int threshold, "
-      "float keep_scale, int head_offset) -> (Tensor, Tensor, Tensor)");
+      "float keep_scale, int head_offset) -> (Tensor, Tensor)");
   m.def(
-      "backward(Tensor grad_out, Tensor? grad_total, Tensor out, Tensor top, Tensor total, Tensor q, Tensor k, Tensor v, "
+      "backward(Tensor grad_out, Tensor? grad_sums, Tensor out, Tensor sums, Tensor q, Tensor k, Tensor v, "
       "Tensor rowptr, Tensor col, Tensor rowptr_t, Tensor col_t, Tensor index_t, Tensor? pair_type, Tensor? pair_bias, "
       "Tensor? type_bias, Tensor? seed, Tensor? token_ids, int num_global, int num_types, float scale, int threshold, "
       "float keep_scale, int head_offset, bool want_pair_bias, bool want_type_bias) "

@@ -6,8 +6,8 @@ transposed pattern instead of scattering, so no two threads write one element, a
 on the pattern alone: results are the same bits for any number of threads. Tensors stay in their natural layout.
 
 float32 and float64 compute in themselves; bfloat16 is storage only and computes in float32. The algorithm is the
-online softmax of FlashAttention (Dao et al. 2022) over a sparse pattern in rows. Largest score and sum of exponentials
-are kept apart instead of as one log-sum-exp, whose rounding would reach every weight of a row.
+online softmax of FlashAttention (Dao et al. 2022) over a sparse pattern in rows. Largest score and inverse sum of
+exponentials are kept apart instead of as one log-sum-exp, whose rounding would reach every weight of a row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, pattern, args: Attentio
     tensors = [query, key, value, args.pair_bias, args.type_bias]
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     rowptr_t, col_t, index_t = pattern.transposed() if needs_grad else (None, None, None)
-    out, top, total = sparse_attention_op(
+    out, sums = sparse_attention_op(
         _rows_apart(query),
         _rows_apart(key),
         _rows_apart(value),
@@ -66,9 +66,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, pattern, args: Attentio
     )
     if not args.need_lse:
         return out, None
-    empty = total == 0
+    top, inverse = sums.unbind(1)
+    empty = inverse == 0
     # The largest score cancels in the gradient of the log-sum-exp, which therefore comes through the sum alone.
-    lse = total.masked_fill(empty, 1.0).log() + top.detach()
+    lse = top.detach() - inverse.masked_fill(empty, 1.0).log()
     return out, lse.masked_fill(empty, -torch.inf)
 
 
@@ -97,9 +98,9 @@ def sparse_attention_op(
     scale: float,
     dropout_p: float,
     head_offset: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [N, H, D]; largest score of each row and the sum of exp(score - largest) [N, H], the former a constant
-    for autograd. The transposed pattern is read by the backward pass only."""
+) -> tuple[Tensor, Tensor]:
+    """Output [N, H, D]; [N, 2, H]: largest score of each row, a constant for autograd, and 1 / sum of exp(score -
+    largest), 0 for a row without pairs. The transposed pattern is read by the backward pass only."""
     return torch.ops.torchgt_cpu.forward(
         query,
         key,
@@ -126,17 +127,16 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 @sparse_attention_op.register_fake
 def _(query, key, value, rowptr, col, *rest):
-    sums = [query.new_empty(query.shape[:2], dtype=_arithmetic(query.dtype)) for _ in range(2)]
-    return query.new_empty(query.shape), *sums
+    num_tokens, num_heads = query.shape[:2]
+    return query.new_empty(query.shape), query.new_empty((num_tokens, 2, num_heads), dtype=_arithmetic(query.dtype))
 
 
 @torch.library.custom_op("torchgt::sparse_attention_backward", mutates_args=(), device_types="cpu")
 def sparse_attention_backward_op(
     grad_out: Tensor,
-    grad_total: Tensor | None,
+    grad_sums: Tensor | None,
     out: Tensor,
-    top: Tensor,
-    total: Tensor,
+    sums: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -161,10 +161,9 @@ def sparse_attention_backward_op(
     """Gradients of query, key, value, pair_bias and type_bias; an unwanted bias gradient has no rows."""
     grads = torch.ops.torchgt_cpu.backward(
         grad_out.contiguous(),
-        None if grad_total is None else grad_total.contiguous(),
+        None if grad_sums is None else grad_sums.contiguous(),
         out,
-        top,
-        total,
+        sums,
         query,
         key,
         value,
@@ -191,7 +190,7 @@ def sparse_attention_backward_op(
 
 
 @sparse_attention_backward_op.register_fake
-def _(grad_out, grad_total, out, top, total, query, key, value, rowptr, col, *rest):
+def _(grad_out, grad_sums, out, sums, query, key, value, rowptr, col, *rest):
     num_types, want_pair_bias, want_type_bias = rest[9], rest[-2], rest[-1]
     grads = [query.new_empty(query.shape) for _ in range(3)]
     num_heads = query.shape[1]
@@ -207,10 +206,10 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_out, grad_top, grad_total):
-    *tensors, out, top, total = ctx.saved_tensors
+def _backward(ctx, grad_out, grad_sums):
+    *tensors, out, sums = ctx.saved_tensors
     rowptr_t = tensors[5]
-    if grad_out is None and grad_total is None:
+    if grad_out is None and grad_sums is None:
         return (None,) * 18
     if rowptr_t is None:
         raise RuntimeError("torchgt::sparse_attention needs the transposed pattern where gradients are wanted")
@@ -218,7 +217,7 @@ def _backward(ctx, grad_out, grad_top, grad_total):
         grad_out = torch.zeros_like(out)
     want_pair_bias, want_type_bias = ctx.needs_input_grad[9], ctx.needs_input_grad[10]
     grads = sparse_attention_backward_op(
-        grad_out, grad_total, out, top, total, *tensors, *ctx.numbers, want_pair_bias, want_type_bias
+        grad_out, grad_sums, out, sums, *tensors, *ctx.numbers, want_pair_bias, want_type_bias
     )
     grad_pair_bias = grads[3] if want_pair_bias else None
     grad_type_bias = grads[4] if want_type_bias else None
