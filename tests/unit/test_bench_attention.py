@@ -62,7 +62,8 @@ def test_a_sample_is_checked_like_the_whole(max_pairs):
     assert (sample.pattern is pattern) == (max_pairs > 10**6)
     assert len(sample.columns) > 1
     measured = verify(found, inputs, pattern, sample)
-    assert all(ours < 1e-6 and eager < 1e-6 for ours, eager in measured.values())
+    limits = {name: 1e-4 if name == "type_bias" else 1e-6 for name in measured}  # a sum over all pairs
+    assert all(max(measured[name]) < limit for name, limit in limits.items())
     # Every result is looked at: an error in any of them shows.
     for name in measured:
         where = {"out": sample.rows, "query": sample.rows, "pair_bias": sample.pairs}.get(name, sample.columns)

@@ -39,6 +39,8 @@ STEPS = {
 TEST = {"torchgt": 0.81, "gp-raw": 0.62, "gp-flash": 0.55, "gp-sparse": 0.8, "gcn": 0.69, "sage": 0.765, "mlp": 0.546}
 TEST |= {"random-blocks": 0.5, "my-attention": 0.7}
 
+ALL_IMPLS = ("cpu", "scatter", "other.lib:pyg_transformer_conv")
+
 
 def run_record(group, system, seed, status="ok", tokens=2048, machine=MACHINE, **changes):
     rng = np.random.default_rng([seed, len(system)])
@@ -123,9 +125,8 @@ class Store:
     def attention(self, bench, points, ended=()):
         """Rows of made-up times; `points` are (tokens, heads, head dimension)."""
         rows = []
-        for (tokens, heads, dim), impl in itertools.product(
-            points, ("cpu", "scatter", "other.lib:pyg_transformer_conv")
-        ):
+        ended = list(ended)
+        for (tokens, heads, dim), impl in itertools.product(points, ALL_IMPLS):
             shared = {
                 "impl": impl, "num_tokens": tokens, "pairs": 4 * tokens, "heads": heads, "head_dim": dim,
                 "precision": "fp32", "bias": "none", "threads": 2, "machine_class": MACHINE,
@@ -454,7 +455,7 @@ def test_figures_name_failures(drawn):
     )
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "attention"])  # it knows no systems
 def test_figures_draw_when_every_run_failed(store, name):
     failed = {"torchgt": "oom", "gp-flash": "timeout", "gp-raw": "error", "sage": "refused"}
     for system, status in failed.items():
@@ -572,6 +573,13 @@ def test_attention_points(tables, drawn):
     assert any("gather/scatter (memory" in text for text in legends) and legends.count("floor") == 2
     ratio = data[data["phase"] == "total"].set_index(["impl", "num_tokens", "heads"])["median"]
     assert ratio["scatter", 65536, 8] / ratio["cpu", 65536, 8] == pytest.approx(22)
+
+
+def test_attention_where_every_trial_failed(store):
+    store.attention("length", [(n, 8, 8) for n in (1024, 2048)], ended=itertools.product(ALL_IMPLS, (1024, 2048)))
+    fig, data = attention.draw(store.tables())
+    fig.draw_without_rendering()
+    assert (data["status"] == "oom").all() and records.REASONS["oom"] in texts(fig)
 
 
 def test_attention_without_measurements(store):

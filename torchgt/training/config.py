@@ -271,6 +271,8 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if value is None and type(None) in options:
         return None
     for option in options:
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return _convert(key, value, option)
         origin = typing.get_origin(option) or option
         if origin in (float, int) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
             try:
