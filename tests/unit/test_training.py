@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 
 import torchgt
 from tests.conftest import write_block_store
+from torchgt.data.store import GraphStore
 from torchgt.errors import ConfigError
 from torchgt.training.checkpoint import CheckpointStore
 from torchgt.training.config import RunConfig
@@ -80,7 +82,7 @@ def test_truncated_newest_checkpoint_falls_back(block_store, tmp_path, caplog):
     store = CheckpointStore(tmp_path)
     older, newest = store.paths()
     newest.write_bytes(newest.read_bytes()[:1000])
-    state = store.load(run.sha256())
+    state = store.load(run.sha256(), GraphStore.open(block_store).digest)
     assert state["epoch"] == 5 and older.name == "checkpoint-000005.pt"
     assert "not a whole checkpoint" in caplog.text
     again = train(run, tmp_path)
@@ -89,7 +91,21 @@ def test_truncated_newest_checkpoint_falls_back(block_store, tmp_path, caplog):
 
 def test_checkpoint_of_another_configuration_is_not_used(block_store, tmp_path):
     train(config(block_store), tmp_path)
-    assert CheckpointStore(tmp_path).load(config(block_store, seed=1).sha256()) is None
+    digest = GraphStore.open(block_store).digest
+    assert CheckpointStore(tmp_path).load(config(block_store).sha256(), digest) is not None
+    assert CheckpointStore(tmp_path).load(config(block_store, seed=1).sha256(), digest) is None
+
+
+def test_checkpoint_of_a_store_prepared_anew_is_not_used(tmp_path, caplog):
+    path = tmp_path / "store"
+    run = config(write_block_store(path))
+    before = train(run, tmp_path / "run")
+    shutil.rmtree(path)
+    write_block_store(path, y=(torch.arange(240) + 1) % 4)
+    after = train(run, tmp_path / "run")
+    assert "another store_sha256" in caplog.text
+    assert after.store_sha256 != before.store_sha256 and len(after.history) == len(before.history)
+    assert after.history != before.history
 
 
 def test_seeds(block_store):

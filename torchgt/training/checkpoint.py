@@ -41,8 +41,11 @@ class CheckpointStore:
             old.unlink(missing_ok=True)
         return path
 
-    def load(self, config_sha256: str) -> dict[str, Any] | None:
-        """The newest state that is whole and belongs to this configuration; None if there is none.
+    def load(self, config_sha256: str, store_sha256: str) -> dict[str, Any] | None:
+        """The newest state that is whole and belongs to this configuration and this store; None if there is none.
+
+        A store that was prepared anew under the same path has another digest: its nodes, split or features may
+        differ, so a state trained on the old one is not gone on from.
 
         A truncated newest checkpoint falls back to the one before it, with a warning.
         """
@@ -52,8 +55,10 @@ class CheckpointStore:
             except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, KeyError) as error:
                 logger.warning("%s: not a whole checkpoint (%s); trying the one before", path, _first_line(error))
                 continue
-            if state.get("format") != FORMAT or state.get("config_sha256") != config_sha256:
-                logger.warning("%s: of another configuration or format; not used", path)
+            wanted = {"format": FORMAT, "config_sha256": config_sha256, "store_sha256": store_sha256}
+            other = [name for name, value in wanted.items() if state.get(name) != value]
+            if other:
+                logger.warning("%s: not used, it has another %s", path, ", ".join(other))
                 continue
             return state
         return None

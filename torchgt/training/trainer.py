@@ -49,7 +49,7 @@ def train(config: RunConfig, run_dir: str | Path | None = None, *, resume: bool 
     Args:
         config: what to run.
         run_dir: folder of checkpoints and of the trained weights (`model.safetensors`); None keeps nothing.
-        resume: go on from the newest whole checkpoint of the same configuration in `run_dir`.
+        resume: go on from the newest whole checkpoint of the same configuration and store in `run_dir`.
 
     Returns:
         The record, with status "ok"; on other ranks than 0 it lacks nothing but is not meant to be written.
@@ -197,6 +197,7 @@ class Trainer:
             epoch,
             {
                 "config_sha256": self.config.sha256(),
+                "store_sha256": self.store.digest,
                 "step": self.step,
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -216,7 +217,7 @@ class Trainer:
         """Load the newest whole checkpoint on rank 0 and share it; the number of finished epochs."""
         if self.checkpoints is None:
             return 0
-        state = self.parallel.broadcast_object(lambda: self.checkpoints.load(self.config.sha256()))
+        state = self.parallel.broadcast_object(lambda: self.checkpoints.load(self.config.sha256(), self.store.digest))
         if state is None:
             return 0
         self.model.load_state_dict(state["model"])
